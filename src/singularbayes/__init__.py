@@ -1,0 +1,49 @@
+"""Bayesian neural networks that stay small and know when they do not know."""
+
+from . import metrics, nn, scores
+from .diagnosis import Diagnosis, diagnose
+from .divergence import KL, Family
+from .evaluation import Evaluation, evaluate
+from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from .methods import MAP, DeepEnsemble, MCDropout, MeanField
+from .methods.training import Schedule, TrainingDiverged
+from .model import Model
+from .nn import factorize
+from .posterior import Posterior, load
+from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from .priors import Laplace, Normal, PerParameter, ScaleMixture
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KL",
+    "MAP",
+    "Bernoulli",
+    "BernoulliPredictive",
+    "Categorical",
+    "CategoricalPredictive",
+    "DeepEnsemble",
+    "Diagnosis",
+    "Evaluation",
+    "Family",
+    "Gaussian",
+    "GaussianPredictive",
+    "HeteroscedasticGaussian",
+    "Laplace",
+    "MCDropout",
+    "MeanField",
+    "Model",
+    "Normal",
+    "PerParameter",
+    "Posterior",
+    "ScaleMixture",
+    "Schedule",
+    "TrainingDiverged",
+    "diagnose",
+    "evaluate",
+    "factorize",
+    "load",
+    "metrics",
+    "nn",
+    "scores",
+]

@@ -1,0 +1,276 @@
+"""Data as users have them: arrays, tensors, a Dataset, batches, Hugging Face dicts.
+
+Every form becomes a source with ``num_data`` and ``epoch(...)``: an iterator of ``(x, y)`` batches. Tensors in memory are
+shuffled by our own generator; a user's loader is iterated with the global random state seeded and put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from .random import derive, forked, generator
+
+__all__ = [
+    "Batches",
+    "Items",
+    "Loader",
+    "Tensors",
+    "as_inputs",
+    "as_labels",
+    "as_source",
+    "batch_size_of",
+    "gather",
+    "to_device",
+]
+
+LABEL_KEYS = ("labels", "label")
+
+
+def to_device(x: Any, device: torch.device) -> Any:
+    """Move a tensor, or a dict or tuple of tensors."""
+    if isinstance(x, Tensor):
+        return x.to(device, non_blocking=True)
+    if isinstance(x, Mapping):
+        return {key: to_device(value, device) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return tuple(to_device(value, device) for value in x)
+    return x
+
+
+def batch_size_of(x: Any) -> int:
+    """Number of rows of a tensor, or of a dict or tuple of tensors."""
+    if isinstance(x, Mapping):
+        return batch_size_of(next(iter(x.values())))
+    return batch_size_of(x[0]) if isinstance(x, list | tuple) else len(x)
+
+
+def _take(x: Any, index: Tensor | slice) -> Any:
+    if isinstance(x, Mapping):
+        return {key: _take(value, index) for key, value in x.items()}
+    return tuple(_take(value, index) for value in x) if isinstance(x, tuple) else x[index]
+
+
+def _refuse_nonfinite(x: Tensor, what: str) -> None:
+    if not x.is_floating_point() or bool(torch.isfinite(x).all()):
+        return
+    place = tuple(int(i) for i in (~torch.isfinite(x)).nonzero()[0])
+    where = f"row {place[0]}" + (f", column {place[1]}" if len(place) == 2 else f", position {place[1:]}" if len(place) > 2 else "")
+    raise ValueError(f"{what} holds {x[place].item()} at {where}; replace or drop missing values first "
+                     f"(impute with training statistics)")  # fmt: skip
+
+
+def _tensor(x: Any, what: str) -> Tensor:
+    if isinstance(x, Tensor):
+        return x.detach()
+    if hasattr(x, "to_numpy"):  # pandas
+        x = x.to_numpy()
+    array = np.asarray(x)
+    if array.dtype == object or array.dtype.kind in "USM":
+        raise TypeError(f"{what} must be numeric, got an array of dtype {array.dtype}; encode text and dates first")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> Any:
+    """Inputs as tensors: floating point cast to ``dtype``, checked for NaN and infinity.
+
+    Args:
+        x: tensor, array, data frame, or a dict or tuple of them; rows first.
+        dtype: the network's dtype.
+        integers: keep whole numbers as they are (token ids); else they are cast to ``dtype`` too.
+        what: name for messages.
+
+    Raises:
+        ValueError: not finite (row and column named), or no rows.
+        TypeError: not numeric.
+    """
+    if isinstance(x, Mapping):
+        return {k: as_inputs(v, dtype, True, f"{what}[{k!r}]") for k, v in x.items() if k not in LABEL_KEYS and v is not None}
+    if isinstance(x, tuple):
+        return tuple(as_inputs(value, dtype, integers, f"{what}[{i}]") for i, value in enumerate(x))
+    tensor = _tensor(x, what)
+    if tensor.dim() == 0 or len(tensor) == 0:
+        raise ValueError(f"{what} is empty (shape {tuple(tensor.shape)}); expected at least one row")
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or not integers:
+        _refuse_nonfinite(tensor, what)
+        tensor = tensor.to(dtype)
+        _refuse_nonfinite(tensor, f"{what} (as {dtype})")
+    return tensor.contiguous()
+
+
+def as_labels(y: Any, dtype: torch.dtype) -> Tensor:
+    """Labels as a tensor; whole numbers stay whole, the rest is cast to ``dtype``."""
+    tensor = _tensor(y, "y")
+    _refuse_nonfinite(tensor, "y")
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """All data in memory: ``x`` a tensor (or dict, tuple of tensors), ``y`` labels or ``None``."""
+
+    x: Any
+    y: Tensor | None
+
+    @property
+    def num_data(self) -> int:
+        return batch_size_of(self.x)
+
+    def to(self, device: torch.device) -> Tensors:
+        return Tensors(to_device(self.x, device), None if self.y is None else self.y.to(device))
+
+    def epoch(self, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Iterator[tuple[Any, Tensor]]:
+        """Batches of ``batch_size``; a last batch of one row joins the one before it."""
+        count = self.num_data
+        device = self.y.device if self.y is not None else torch.device("cpu")
+        order = torch.randperm(count, generator=generator(seed, "order", epoch)).to(device) if shuffle else None
+        start = 0
+        while start < count:
+            stop = min(start + batch_size, count)
+            if count - stop == 1:
+                stop = count
+            index = slice(start, stop) if order is None else order[start:stop]
+            yield _take(self.x, index), _take(self.y, index)
+            start = stop
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A user's iterable of batches; iterated with the global state forked, its own generator put back."""
+
+    batches: Iterable[Any]
+    num_data: int
+    dtype: torch.dtype
+    integers: bool
+
+    def to(self, device: torch.device) -> Loader:
+        return self
+
+    def epoch(self, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Iterator[tuple[Any, Tensor]]:
+        own = [g for g in (getattr(self.batches, "generator", None), getattr(getattr(self.batches, "sampler", None), "generator", None))
+               if isinstance(g, torch.Generator)]  # fmt: skip
+        states = [g.get_state() for g in own]
+        try:
+            with forked(seed, "loader", epoch):
+                for g in own:
+                    g.manual_seed(derive(seed, "loader", epoch))
+                iterator = iter(self.batches)
+                inside = torch.get_rng_state()
+            while True:
+                outside = torch.get_rng_state()
+                torch.set_rng_state(inside)
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                finally:
+                    inside = torch.get_rng_state()
+                    torch.set_rng_state(outside)
+                yield _split(batch, self.dtype, self.integers)
+        finally:
+            for g, state in zip(own, states, strict=True):
+                g.set_state(state)
+
+
+@dataclass(frozen=True)
+class Items:
+    """A map-style ``Dataset``: batches are collated from its items in an order of our own."""
+
+    dataset: Any
+    dtype: torch.dtype
+    integers: bool
+
+    @property
+    def num_data(self) -> int:
+        return len(self.dataset)
+
+    def to(self, device: torch.device) -> Items:
+        return self
+
+    def epoch(self, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Iterator[tuple[Any, Tensor]]:
+        index = Tensors(torch.arange(self.num_data), torch.arange(self.num_data))
+        for rows, _ in index.epoch(batch_size, seed, epoch, shuffle=shuffle):
+            yield _split(default_collate([self.dataset[i] for i in rows.tolist()]), self.dtype, self.integers)
+
+
+Batches = Tensors | Loader | Items
+
+
+def _split(batch: Any, dtype: torch.dtype, integers: bool) -> tuple[Any, Tensor]:
+    if isinstance(batch, Mapping):
+        key = next((key for key in LABEL_KEYS if key in batch), None)
+        if key is None:
+            raise ValueError(f"a dict batch needs labels under one of {LABEL_KEYS}, got keys {sorted(map(str, batch))}")
+        return as_inputs(batch, dtype, integers), as_labels(batch[key], dtype)
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        found = f"{type(batch).__name__} of length {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        raise ValueError(f"a batch must be (x, y) or a dict with 'labels', got {found}")
+    x, y = batch
+    return as_inputs(tuple(x) if isinstance(x, list) else x, dtype, integers), as_labels(y, dtype)
+
+
+def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
+    """Whatever the user has, as a source of batches.
+
+    Args:
+        data: ``(X, y)``, a ``Dataset``, or an iterable of ``(x, y)`` or dict batches that can be iterated again.
+        dtype: the network's dtype.
+        integers: whether the network takes whole numbers (token ids) as input.
+
+    Raises:
+        ValueError: empty data, lengths that differ, values that are not finite.
+        TypeError: a kind of data that is not known, or an iterator that can be read only once.
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_arrays(data):
+        x, y = as_inputs(data[0], dtype, integers), as_labels(data[1], dtype)
+        if batch_size_of(x) != len(y):
+            raise ValueError(f"X has {batch_size_of(x)} rows and y has {len(y)}; they must be equal")
+        return Tensors(x, y)
+    if isinstance(data, Iterator):
+        raise TypeError("training reads the data once an epoch, and this iterator can be read only once; pass a list of "
+                        "batches or a DataLoader")  # fmt: skip
+    if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if len(data) == 0:
+            raise ValueError("the data set is empty; expected at least one example")
+        return Items(data, dtype, integers)
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping | np.ndarray | Tensor):
+        count = _count(data, dtype, integers)
+        if count == 0:
+            raise ValueError("the data are empty: no batch came out of the iterable")
+        return Loader(data, count, dtype, integers)
+    raise TypeError(f"data must be (X, y), a Dataset, or an iterable of batches, got {type(data).__name__}")
+
+
+def _is_arrays(pair: Sequence[Any]) -> bool:
+    """Whether a pair is ``(X, y)`` rather than a list of two batches."""
+    return not isinstance(pair[0], list | tuple) or isinstance(pair, tuple)
+
+
+def _count(batches: Iterable[Any], dtype: torch.dtype, integers: bool) -> int:
+    """Examples an epoch brings."""
+    if isinstance(batches, DataLoader) and batches.batch_size is not None and hasattr(batches.dataset, "__len__"):
+        return len(batches) * batches.batch_size if batches.drop_last else len(batches.sampler)  # type: ignore[arg-type]
+    source = Loader(batches, 1, dtype, integers)
+    return sum(len(y) for _, y in source.epoch(1, 0, 0, shuffle=False))
+
+
+def gather(source: Batches) -> Tensors:
+    """A source in memory, in its own order (validation sets, calibration)."""
+    if isinstance(source, Tensors):
+        return source
+    pairs = list(source.epoch(1024, 0, 0, shuffle=False))
+    return Tensors(_join([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], Mapping):
+        return {key: _join([part[key] for part in parts]) for key in parts[0]}
+    if isinstance(parts[0], tuple):
+        return tuple(_join(column) for column in zip(*parts, strict=True))
+    return torch.cat(list(parts))

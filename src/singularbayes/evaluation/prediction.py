@@ -1,0 +1,78 @@
+"""From a posterior and one set to arrays: scores, means and the value of every metric in every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import scores as scores_module
+from ..metrics import calibration, regression
+from ..metrics.inputs import Floats, Ints
+from .data import Data, check_classes, to_numpy
+from .record import SetArrays
+
+LEVEL = 0.95  # of the predictive intervals whose coverage and width are reported
+
+
+def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, seed: int) -> SetArrays:
+    """Predict one set and keep what its metrics need, as arrays."""
+    predictive = posterior.predict(data.x, draws=draws, seed=seed)
+    mean = to_numpy(predictive.mean)
+    scores = {key: to_numpy(score(predictive)) for key, score in scores_module.for_task(task).items()}
+    for values in (mean, *scores.values()):
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if bad.size:
+            raise ValueError(
+                f"predictions of set {name!r} are not finite in {bad.size} of {len(values)} rows, first in row "
+                f"{bad[0]}; the network has diverged or overflows on these inputs"
+            )
+    variance = to_numpy(predictive.variance) if task == "gaussian" else None
+    if data.labels is None:
+        return SetArrays(scores, None, mean, variance, None)
+    if task == "gaussian":
+        labels = (
+            data.labels.reshape(mean.shape) if data.labels.size == mean.size == len(mean) else data.labels
+        )
+        if labels.shape != mean.shape:
+            raise ValueError(
+                f"y of set {name!r} has shape {labels.shape}, predictions {mean.shape}; expected the same"
+            )
+        rows = _number_rows(predictive, mean, labels)
+        return SetArrays(scores, labels, mean, variance, rows["mae"], rows)
+    check_classes(name, data.labels, mean.shape[1] if mean.ndim == 2 else 2)
+    classes: Ints = data.labels.astype(np.int64)
+    error = calibration.errors_of(mean, classes)
+    rows = {
+        "accuracy": 1 - error,
+        "negative_log_likelihood": -_log_prob(predictive, classes),
+        "brier": calibration.brier_of(mean, classes),
+    }
+    return SetArrays(scores, data.labels, mean, None, error, rows)
+
+
+def _log_prob(predictive: Any, labels: np.ndarray) -> Floats:
+    import torch  # noqa: PLC0415 - only labelled sets need it
+
+    return to_numpy(predictive.log_prob(torch.fromto_numpy(labels)))
+
+
+def _number_rows(predictive: Any, mean: Floats, y: Floats) -> dict[str, Floats]:
+    """Values of every row of a regression set: means over several outputs, the log density a sum."""
+    import torch  # noqa: PLC0415 - only labelled sets need it
+
+    def over_outputs(values: np.ndarray) -> Floats:
+        return values.reshape(len(values), -1).astype(np.float64).mean(1)
+
+    low, high = to_numpy(predictive.interval(LEVEL))
+    return {
+        "mae": over_outputs(np.abs(mean - y)),
+        "squared_error": over_outputs((mean - y) ** 2),
+        "negative_log_likelihood": -_log_prob(predictive, y),
+        "crps": over_outputs(
+            regression.crps_of(to_numpy(predictive.means), to_numpy(predictive.variances), y)
+        ),
+        "interval_coverage": over_outputs((low <= y) & (y <= high)),
+        "interval_width": over_outputs(high - low),
+        "cdf": to_numpy(predictive.cdf(torch.fromto_numpy(y))).reshape(len(y), -1),
+    }

@@ -1,0 +1,348 @@
+"""Likelihoods: they carry the task, the noise and the calibration temperature, so that no method asks for them.
+
+A likelihood turns network outputs into log densities of labels (for training) and into a predictive (for use).
+``parameters`` holds numbers that are learned with the network (an unknown noise level); they lie in the posterior's
+flat vector, so that every draw has its own.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"]
+
+Parameters = Mapping[str, Tensor]
+
+
+class Likelihood(Protocol):
+    """What a method needs of a likelihood; ``outputs`` has shape ``(B, *event)`` unless a draws axis is named."""
+
+    task: ClassVar[str]
+    temperature: float
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Start values of the learned numbers, unconstrained; empty for most."""
+        ...
+
+    def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
+        """Labels checked against the shape ``(B, *event)`` of the outputs and cast for :meth:`log_prob`."""
+        ...
+
+    def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        """Log density of checked labels, ``(B,)``, in nats, summed over the event."""
+        ...
+
+    def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        """Mean over the batch of what training minimises; the mean of ``-log_prob`` for a true likelihood."""
+        ...
+
+    def predictive(self, outputs: Tensor, parameters: Parameters) -> Predictive:
+        """The predictive of outputs ``(S, B, *event)``; ``parameters`` have a leading axis ``S``."""
+        ...
+
+    def with_temperature(self, temperature: float) -> Self:
+        """The same likelihood at another calibration temperature."""
+        ...
+
+    def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
+        """Warn when trained outputs show a fault that the user can act on."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain fields, for a checkpoint."""
+        ...
+
+
+def _integer_labels(y: Tensor, batch: int, classes: int) -> Tensor:
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.shape != (batch,):
+        raise ValueError(f"labels have shape {tuple(y.shape)}, expected ({batch},): one class index per row")
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        row = int((y != y.round()).nonzero()[0])
+        raise ValueError(f"label {y[row].item():g} in row {row} is no class index; expected integers 0..{classes - 1}")
+    y = y.long()
+    wrong = ((y < 0) | (y >= classes)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(f"label {int(y[row])} in row {row} is out of range; the network has {classes} outputs, "
+                         f"so labels must lie in 0..{classes - 1}")  # fmt: skip
+    return y
+
+
+def _check_temperature(temperature: float) -> None:
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Softmax over ``K`` logits: outputs ``(B, K)``, labels ``(B,)`` integers.
+
+    Args:
+        temperature: logits are divided by it; fitted by ``posterior.calibrate``.
+    """
+
+    temperature: float = 1.0
+    task: ClassVar[str] = "categorical"
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return {}
+
+    def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
+        if len(outputs_shape) != 2 or outputs_shape[1] < 2:
+            raise ValueError(f"Categorical needs outputs of shape (B, K) with K >= 2, the network gives "
+                             f"{tuple(outputs_shape)}; for one logit use Bernoulli()")  # fmt: skip
+        return _integer_labels(y, outputs_shape[0], outputs_shape[1])
+
+    def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        log_probs = F.log_softmax(outputs.float() / self.temperature, -1)
+        return log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+    def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        return F.cross_entropy(outputs if self.temperature == 1 else outputs / self.temperature, y)
+
+    def predictive(self, outputs: Tensor, parameters: Parameters) -> CategoricalPredictive:
+        return CategoricalPredictive(F.log_softmax(outputs / self.temperature, -1))
+
+    def with_temperature(self, temperature: float) -> Categorical:
+        return replace(self, temperature=temperature)
+
+    def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"temperature": self.temperature}
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """One logit: outputs ``(B,)`` or ``(B, 1)``, labels 0 or 1.
+
+    Args:
+        temperature: the logit is divided by it; fitted by ``posterior.calibrate``.
+    """
+
+    temperature: float = 1.0
+    task: ClassVar[str] = "bernoulli"
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return {}
+
+    def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
+        if len(outputs_shape) == 2 and outputs_shape[1] != 1 or len(outputs_shape) > 2:
+            raise ValueError(f"Bernoulli needs outputs of shape (B,) or (B, 1), the network gives "
+                             f"{tuple(outputs_shape)}; for K logits use Categorical()")  # fmt: skip
+        return _integer_labels(y, outputs_shape[0], 2).float()
+
+    def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        logits = self._logits(outputs, y).float()
+        return y * F.logsigmoid(logits) + (1 - y) * F.logsigmoid(-logits)
+
+    def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self._logits(outputs, y), y.to(outputs.dtype))
+
+    def predictive(self, outputs: Tensor, parameters: Parameters) -> BernoulliPredictive:
+        outputs = outputs.squeeze(-1) if outputs.dim() == 3 else outputs
+        return BernoulliPredictive(outputs / self.temperature)
+
+    def with_temperature(self, temperature: float) -> Bernoulli:
+        return replace(self, temperature=temperature)
+
+    def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"temperature": self.temperature}
+
+    def _logits(self, outputs: Tensor, y: Tensor) -> Tensor:
+        outputs = outputs.reshape(y.shape)
+        return outputs if self.temperature == 1 else outputs / self.temperature
+
+
+def _real_labels(y: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
+    if y.dim() == 2 and y.shape[1] == 1 and len(batch_shape) == 1:
+        y = y[:, 0]
+    if y.shape != batch_shape:
+        raise ValueError(f"labels have shape {tuple(y.shape)}, expected {batch_shape} as the network's outputs")
+    if not bool(torch.isfinite(y).all()):
+        place = tuple(int(i) for i in (~torch.isfinite(y)).nonzero()[0])
+        raise ValueError(f"label at {place} is {y[place].item()}; labels must be finite")
+    return y
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Gaussian noise of one standard deviation: outputs and labels ``(B,)``, ``(B, 1)`` or ``(B, k)``.
+
+    One output is always treated as ``(B,)``. At temperature ``T`` the predictive's total variance is multiplied by
+    ``T``, epistemic and noise alike, about the same mean.
+
+    Args:
+        noise: standard deviation of the noise, in the units of ``y``; ``None`` learns one for all outputs.
+        temperature: factor on the predictive variance; fitted by ``posterior.calibrate``.
+        initial_noise: where a learned standard deviation starts.
+    """
+
+    noise: float | None = None
+    temperature: float = 1.0
+    initial_noise: float = 1.0
+    task: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+        for name in ("noise", "initial_noise"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is a standard deviation and must be positive and finite, got {value}")
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return {} if self.noise is not None else {"log_noise": torch.tensor([math.log(self.initial_noise)])}
+
+    def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
+        shape = tuple(outputs_shape)
+        return _real_labels(y, shape[:1] if len(shape) == 2 and shape[1] == 1 else shape)
+
+    def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        means = outputs.reshape(y.shape)
+        log_var = 2 * self._log_noise(parameters, means) + math.log(self.temperature)
+        terms = -0.5 * ((y - means).square() * torch.exp(-log_var) + log_var + math.log(2 * math.pi))
+        return terms.flatten(1).sum(-1) if y.dim() > 1 else terms
+
+    def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        return -self.log_prob(outputs, y, parameters).mean()
+
+    def predictive(self, outputs: Tensor, parameters: Parameters) -> GaussianPredictive:
+        means = outputs.squeeze(-1) if outputs.dim() == 3 and outputs.shape[-1] == 1 else outputs
+        variances = (2 * self._log_noise(parameters, means)).exp().expand_as(means)
+        return _tempered(GaussianPredictive(means, variances), self.temperature)
+
+    def with_temperature(self, temperature: float) -> Gaussian:
+        return replace(self, temperature=temperature)
+
+    def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"noise": self.noise, "temperature": self.temperature, "initial_noise": self.initial_noise}
+
+    def _log_noise(self, parameters: Parameters, means: Tensor) -> Tensor:
+        if self.noise is not None:
+            return means.new_tensor(math.log(self.noise))
+        log_noise = parameters["log_noise"]  # (1,) in training, (S, 1) in prediction
+        return log_noise if log_noise.dim() == 1 else log_noise.view(-1, *[1] * (means.dim() - 1))
+
+
+def _tempered(predictive: GaussianPredictive, temperature: float) -> GaussianPredictive:
+    if temperature == 1:
+        return predictive
+    centre = predictive.means.mean(0)
+    means = centre + math.sqrt(temperature) * (predictive.means - centre)
+    return GaussianPredictive(means, temperature * predictive.variances)
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian:
+    """Mean and log variance from the network: outputs ``(B, 2)`` (or ``(B, 2 k)``: means first), labels ``(B,)``.
+
+    The log variance is held within ``bounds`` by a smooth clamp, so that neither a collapse nor a blow-up of the
+    scale can stop training.
+
+    Args:
+        beta: weight ``variance ** beta`` (no gradient) on each point's loss; 0 is the likelihood, .5 the authors'
+            choice when the mean is learned badly where the variance is large.
+        bounds: limits of the log variance, in nats.
+        temperature: factor on the predictive variance; fitted by ``posterior.calibrate``.
+
+    References:
+        Seitzer et al. 2022, arXiv 2203.09168, eq. 5 (beta-NLL). Not a likelihood for ``beta > 0``.
+    """
+
+    beta: float = 0.0
+    bounds: tuple[float, float] = (-14.0, 14.0)
+    temperature: float = 1.0
+    task: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta must lie in [0, 1], got {self.beta}")
+        if not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds of the log variance must be (low, high) with low < high, got {self.bounds}")
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return {}
+
+    def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
+        if len(outputs_shape) != 2 or outputs_shape[1] % 2:
+            raise ValueError(f"HeteroscedasticGaussian needs outputs (B, 2 k): k means, then k log variances; "
+                             f"the network gives {tuple(outputs_shape)}")  # fmt: skip
+        half = outputs_shape[1] // 2
+        return _real_labels(y, (outputs_shape[0],) if half == 1 else (outputs_shape[0], half))
+
+    def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        terms, _ = self._terms(outputs, y)
+        return terms if y.dim() == 1 else terms.sum(-1)
+
+    def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
+        terms, log_var = self._terms(outputs, y)
+        if self.beta:
+            terms = terms * (self.beta * log_var.detach()).exp()
+        return -(terms if y.dim() == 1 else terms.sum(-1)).mean()
+
+    def predictive(self, outputs: Tensor, parameters: Parameters) -> GaussianPredictive:
+        means, log_var = self._split(outputs)
+        return _tempered(GaussianPredictive(means, log_var.exp()), self.temperature)
+
+    def with_temperature(self, temperature: float) -> HeteroscedasticGaussian:
+        return replace(self, temperature=temperature)
+
+    def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
+        log_var = self._split(outputs)[1]
+        low, high = self.bounds
+        if bool((log_var < low + 0.5).all()) or bool((log_var > high - 0.5).all()):
+            warnings.warn(f"the predicted noise sits at its bound for every input (log variance about "
+                          f"{log_var.mean().item():.1f}): the scale head is dead; rescale y, or try beta=0.5",
+                          stacklevel=2)  # fmt: skip
+        elif log_var.shape[0] > 1 and log_var.std().item() < 1e-4:
+            warnings.warn("the predicted noise is the same for every input: the scale head learned a constant; "
+                          "Gaussian() says the same with fewer parameters", stacklevel=2)  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"beta": self.beta, "bounds": list(self.bounds), "temperature": self.temperature}
+
+    def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        means, raw = outputs.chunk(2, -1)
+        low, high = self.bounds
+        centre, half = (low + high) / 2, (high - low) / 2
+        log_var = centre + half * torch.tanh((raw - centre) / half)
+        return (means.squeeze(-1), log_var.squeeze(-1)) if means.shape[-1] == 1 else (means, log_var)
+
+    def _terms(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        means, log_var = self._split(outputs)
+        log_var = log_var + math.log(self.temperature)
+        return -0.5 * ((y - means).square() * (-log_var).exp() + log_var + math.log(2 * math.pi)), log_var
+
+
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)}

@@ -1,0 +1,133 @@
+"""Deep ensembles: the same method from different initial weights and data orders, in one mixture.
+
+References:
+    Lakshminarayanan et al. 2017, arXiv 1612.01474, algorithm 1 (without adversarial training).
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..distributions import MixtureDistribution, StoredDraws
+from ..model import Model
+from ..posterior import Posterior
+from ..random import derive, forked
+from .map import MAP
+
+__all__ = ["DeepEnsemble", "reinitialized"]
+
+
+class Member(Protocol):
+    """Any method."""
+
+    def fit(self, model: Model, train: Any, validation: Any = None, **options: Any) -> Posterior: ...
+
+
+def reinitialized(model: Model, seed: int) -> Model:
+    """The same model with its network drawn anew by its modules' own ``reset_parameters``.
+
+    Warns:
+        UserWarning: modules with parameters of their own that cannot be reset (named); they keep their start.
+    """
+    network = copy.deepcopy(model.network)
+    stuck = []
+    with forked(seed, "init"), torch.no_grad():
+        for path, module in network.named_modules():
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+            elif any(True for _ in module.parameters(recurse=False)):
+                stuck.append(path or type(module).__name__)
+    if stuck:
+        warnings.warn(f"{', '.join(stuck)} has parameters but no reset_parameters(): every member starts from the same "
+                      f"values there", stacklevel=2)  # fmt: skip
+    fresh = copy.copy(model)
+    fresh.network = network
+    return fresh
+
+
+def _fit_member(member: Any, model: Model, data: Any, validation: Any, seed: int, checkpoint: Path | None, progress: bool | None) -> Posterior:
+    return member.fit(model, data, validation, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepEnsemble:
+    """``members`` independent fits of ``member``, each from its own initial weights and in its own data order.
+
+    Args:
+        members: how many.
+        member: the method of each; ``MeanField()`` gives a mixture of variational posteriors.
+        executor: any ``concurrent.futures.Executor`` to fit the members in; ``None`` fits them one after another.
+        reinitialize: draw each member's start anew; ``False`` starts all at ``model.network``'s weights (they then
+            differ by data order alone, which is usually too little).
+
+    Example:
+        >>> import singularbayes as sb
+        >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
+        >>> model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.1))
+        >>> DeepEnsemble(members=3, member=MAP(epochs=2)).fit(model, (x, x)).predict(x).draws
+        3
+    """
+
+    members: int = 5
+    member: Any = field(default_factory=MAP)
+    executor: Executor | None = None
+    reinitialize: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
+            raise ValueError(f"members must be a whole number of at least 1, got {self.members!r}")
+        if not hasattr(self.member, "fit"):
+            raise TypeError(f"member must be a method such as MAP(), got {type(self.member).__name__}")
+
+    def fit(
+        self,
+        model: Model,
+        train: Any,
+        validation: Any = None,
+        *,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> Posterior:
+        """Fit every member. Arguments and errors: see ``MAP.fit``; each member has a folder of its own in ``checkpoint``."""
+        jobs = []
+        for number in range(self.members):
+            own = derive(seed, "member", number)
+            start = reinitialized(model, own) if self.reinitialize else model
+            folder = None if checkpoint is None else Path(checkpoint) / f"member-{number}"
+            jobs.append((self.member, start, train, validation, own, folder, progress))
+        if self.executor is None:
+            fitted = [_fit_member(*job) for job in jobs]
+        else:
+            futures = [self.executor.submit(_fit_member, *job) for job in jobs]
+            fitted = [future.result() for future in futures]
+        return _joined(fitted, type(self).__name__, seed)
+
+
+def _joined(fitted: list[Posterior], name: str, seed: int) -> Posterior:
+    parts = [posterior.distribution for posterior in fitted]
+    if all(isinstance(part, StoredDraws) for part in parts):
+        distribution: Any = StoredDraws(torch.cat([part.draws for part in parts]))
+    else:
+        distribution = MixtureDistribution(tuple(parts))
+    first = fitted[0]
+    info = {
+        "method": name,
+        "numbers": sum(posterior.info["numbers"] for posterior in fitted),
+        "seconds": sum(posterior.info["seconds"] for posterior in fitted),
+        "epochs": max(posterior.info["epochs"] for posterior in fitted),
+        "seed": seed,
+        "num_data": first.info["num_data"],
+        "settings": {"members": len(fitted), "member": first.info["method"], **first.info["settings"]},
+        "history": [posterior.info["history"] for posterior in fitted],
+    }
+    return Posterior(first.network, distribution, first.likelihood, first.layout, info)

@@ -1,0 +1,106 @@
+"""Maximum a posteriori: the single best network.
+
+    minimise  mean batch NLL - (T / N) log p(w)
+
+``temperature=0`` is maximum likelihood. The posterior is one atom: its epistemic uncertainty is 0. Not an inference
+method; the start of many.
+
+References:
+    MacKay 1992, "A practical Bayesian framework for backpropagation networks", eq. 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..distributions import StoredDraws
+from ..model import Model
+from ..posterior import Posterior
+from .training import Bound, Training, fit_learner
+
+__all__ = ["MAP"]
+
+
+class PointLearner:
+    """The trained vector is the weights themselves."""
+
+    def __init__(self, bound: Bound, start: Tensor, gradient: Tensor) -> None:
+        self.bound, self.gradient = bound, gradient
+        self.vector = bound.w
+
+    def draw(self, noise: torch.Generator) -> None:
+        return None
+
+    @torch.no_grad()
+    def finish(self, weight: float, progress: float) -> None:
+        if weight:
+            for block, prior in self.bound.model.prior_blocks:
+                self.gradient[block].add_(prior.negative_score(self.vector[block]), alpha=weight)
+
+    @torch.no_grad()
+    def regulariser(self) -> float:
+        return -self.bound.model.log_prior(self.vector).item()
+
+    def distribution(self) -> StoredDraws:
+        return StoredDraws(self.bound.row(self.vector.detach().clone()).unsqueeze(0))
+
+
+class BuildPoint:
+    """Makes a :class:`PointLearner`."""
+
+    def size(self, model: Model) -> int:
+        return model.layout.trained
+
+    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> PointLearner:
+        return PointLearner(bound, start, gradient)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(Training):
+    """Maximum a posteriori, or maximum likelihood at ``temperature=0``. Fields: see ``Training``.
+
+    It starts from the weights of ``model.network``.
+
+    Example:
+        >>> import singularbayes as sb
+        >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
+        >>> model = sb.Model(torch.nn.Linear(1, 1), sb.Gaussian(noise=0.1))
+        >>> posterior = MAP(epochs=3).fit(model, (x, 2 * x))
+        >>> posterior.predict(x).epistemic.max().item()
+        0.0
+    """
+
+    def fit(
+        self,
+        model: Model,
+        train: Any,
+        validation: Any = None,
+        *,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> Posterior:
+        """Train the network.
+
+        Args:
+            model: network, likelihood, prior; untouched.
+            train: ``(X, y)``, a Dataset, or batches that can be iterated again.
+            validation: held-out data for early stop and the log.
+            seed: of data order and dropout.
+            checkpoint: folder to save to and to go on from.
+            progress: show a bar (``None``: on a terminal only).
+
+        Returns:
+            A posterior with one atom.
+
+        Raises:
+            ValueError: bad data or settings. TrainingDiverged: the loss became nan.
+        """
+        facts = {"method": type(self).__name__, "numbers": model.layout.trained}
+        return fit_learner(model, self, BuildPoint(), train, validation, seed=seed, checkpoint=checkpoint, progress=progress,
+                     facts=facts)  # fmt: skip

@@ -1,0 +1,241 @@
+"""Mean-field variational inference over the flat vector; on a factorised network, the singular posterior.
+
+    minimise  E_q[mean batch NLL] + (T / N) KL(q || p),    q = prod_i Normal(mean_i, softplus(rho_i)^2)
+
+One draw of all weights a step. With ``w = mean + sigma eps``, ``g`` the gradient of the mean NLL at ``w`` and ``c = T / N``,
+
+    g_mean = g + c s(w),    g_rho = ((g + c s(w)) eps - c / sigma) (1 - exp(-sigma)),    s = -d log p / d w
+
+for the one-sample KL; the closed form and the bound replace ``s`` by their own derivatives.
+
+References:
+    Blundell et al. 2015, arXiv 1505.05424, section 3.2. arXiv 2602.00387, algorithm 1 (on factors).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standard_laplace_
+from ..divergence import KL, Family, bound_gradient, has_closed_form, log_density
+from ..divergence import bound as kl_bound
+from ..model import BlockPrior, Model
+from ..posterior import Posterior
+from ..priors import ScaleMixture
+from .training import Bound, Training, fit_learner
+
+__all__ = ["MeanField"]
+
+
+def inverse_softplus(std: Tensor) -> Tensor:
+    """``rho`` with ``softplus(rho) = std``, stable for small and large values."""
+    return std + torch.log(-torch.expm1(-std))
+
+
+def initial_scales(model: Model, start: Tensor, relative: float) -> Tensor:
+    """``relative`` times the root mean square of each tensor, or of its module's largest where a tensor is all zero."""
+    scales = torch.empty(model.layout.belief, dtype=start.dtype, device=start.device)
+    rms = {s.name: start[s.start : s.stop].square().mean().sqrt().item() for s in model.layout.of_kind("belief", "point")}
+    for slot in model.layout.of_kind("belief"):
+        own = rms[slot.name]
+        if own == 0:
+            module = slot.name.rpartition(".")[0]
+            own = max((value for name, value in rms.items() if name.rpartition(".")[0] == module), default=0.0) or 1.0
+        scales[slot.start : slot.stop] = relative * own
+    return scales
+
+
+class MeanFieldLearner:
+    """The trained vector is ``[mean | point estimates | rho | learned prior numbers]``."""
+
+    def __init__(self, method: MeanField, bound: Bound, start: Tensor, gradient: Tensor) -> None:
+        layout = bound.layout
+        self.method, self.bound, self.gradient = method, bound, gradient
+        self.beliefs, self.trained = layout.belief, layout.trained
+        self.family = method.family
+        self.learned = [(block, prior) for block, prior in bound.model.prior_blocks if _is_learned(prior)]
+        self.vector = torch.zeros_like(gradient)
+        self.vector[: self.trained] = start[: self.trained]
+        rho = inverse_softplus(initial_scales(bound.model, start, method.initial_std) / math.sqrt(self.family.unit_variance))
+        self.vector[self.trained : self.trained + self.beliefs] = rho
+        for number, (_, prior) in enumerate(self.learned):
+            self._prior_numbers(self.vector, number).copy_(prior.unconstrained())
+        self.mean, self.rho = self.vector[: self.beliefs], self.vector[self.trained : self.trained + self.beliefs]
+        self.g, self.g_rho = gradient[: self.beliefs], gradient[self.trained : self.trained + self.beliefs]
+        self.weights = bound.w[: self.beliefs]
+        self.noise = torch.empty_like(self.mean)
+        self.sigma = positive(self.rho)
+        self.estimators = [(block, prior, method.estimator(prior)) for block, prior in bound.model.prior_blocks]
+
+    def _prior_numbers(self, vector: Tensor, number: int) -> Tensor:
+        start = self.trained + self.beliefs + 3 * number
+        return vector[start : start + 3]
+
+    def _priors(self) -> list[tuple[slice, BlockPrior, KL]]:
+        """The blocks with their priors as they stand now."""
+        if not self.learned:
+            return self.estimators
+        current = {block.start: prior.with_unconstrained(self._prior_numbers(self.vector, i))
+                   for i, (block, prior) in enumerate(self.learned)}  # fmt: skip
+        return [(block, current.get(block.start, prior), kl) for block, prior, kl in self.estimators]
+
+    @torch.no_grad()
+    def draw(self, noise: torch.Generator) -> None:
+        if self.family is Family.GAUSSIAN:
+            self.noise.normal_(generator=noise)
+        else:
+            standard_laplace_(self.noise, noise)
+        self.sigma = positive(self.rho)
+        torch.addcmul(self.mean, self.sigma, self.noise, out=self.weights)
+        if self.trained > self.beliefs:
+            self.bound.w[self.beliefs :].copy_(self.vector[self.beliefs : self.trained])
+
+    @torch.no_grad()
+    def finish(self, weight: float, progress: float) -> None:
+        weight *= self.method.warm_up(progress)
+        slope = self.sigma.neg().expm1_()  # -(1 - exp(-sigma)), minus the derivative of softplus
+        if weight == 0:
+            torch.mul(self.g, self.noise, out=self.g_rho).mul_(slope).neg_()
+            return
+        for index, (block, prior, kl) in enumerate(self._priors()):
+            self._finish_block(block, prior, kl, weight, slope)
+            if _is_learned(prior):
+                number = [b.start for b, _ in self.learned].index(block.start)
+                pull = prior.unconstrained_gradient(self.weights[block]).mul_(weight)
+                self._prior_numbers(self.gradient, number).copy_(pull)
+            del index
+
+    def _finish_block(self, block: slice, prior: BlockPrior, kl: KL, weight: float, slope: Tensor) -> None:
+        g, g_rho, sigma, slope = self.g[block], self.g_rho[block], self.sigma[block], slope[block]
+        if kl is KL.MONTE_CARLO:
+            g.add_(prior.negative_score(self.weights[block]), alpha=weight)
+            torch.mul(g, self.noise[block], out=g_rho).mul_(slope).neg_().addcdiv_(slope, sigma, value=weight)
+            return
+        by_mean, by_scale = bound_gradient(self.family, prior, self.mean[block], sigma)
+        torch.mul(g, self.noise[block], out=g_rho).add_(by_scale, alpha=weight).mul_(slope).neg_()
+        g.add_(by_mean, alpha=weight)
+
+    @torch.no_grad()
+    def regulariser(self) -> float:
+        """KL in nats: exact or the bound, or one draw's estimate, as training has it; summed in float64."""
+        sigma = positive(self.rho)
+        total = 0.0
+        for block, prior, kl in self._priors():
+            mean, scale = self.mean[block].double(), sigma[block].double()
+            if kl is KL.MONTE_CARLO:
+                noise = self.noise[block].double()
+                value = log_density(self.family, noise, scale) - prior.log_prob(mean + scale * noise)
+            else:
+                value = kl_bound(self.family, prior, mean, scale)
+            total += value.sum().item()
+        return total
+
+    def prior_facts(self) -> list[dict[str, float]]:
+        """Learned priors as they stand."""
+        return [prior.to_dict() for _, prior, _ in self._priors() if _is_learned(prior)]
+
+    def distribution(self) -> DiagonalGaussian | DiagonalLaplace:
+        row = self.bound.row(self.vector[: self.trained].detach().clone())
+        scale = F.pad(positive(self.rho.detach()).to(row.dtype), (0, len(row) - self.beliefs))
+        return DiagonalGaussian(row, scale) if self.family is Family.GAUSSIAN else DiagonalLaplace(row, scale)
+
+
+def _is_learned(prior: Any) -> bool:
+    return isinstance(prior, ScaleMixture) and prior.learned
+
+
+@dataclass(frozen=True)
+class BuildMeanField:
+    """Makes a :class:`MeanFieldLearner`."""
+
+    method: MeanField
+
+    def size(self, model: Model) -> int:
+        return model.layout.trained + model.layout.belief + 3 * sum(_is_learned(p) for _, p in model.prior_blocks)
+
+    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> MeanFieldLearner:
+        return MeanFieldLearner(self.method, bound, start, gradient)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanField(Training):
+    """Mean-field VI (Bayes by Backprop); on ``sb.factorize``'s network the singular posterior of arXiv 2602.00387.
+
+    It starts at the weights of ``model.network``. Other fields: see ``Training``.
+
+    Args:
+        kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any prior),
+            ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo.
+        kl_start: epochs without KL at the start.
+        kl_full: epoch at which the KL's weight has grown to its full size, in a line from ``kl_start``.
+        family: ``gaussian`` or ``laplace`` q.
+        initial_std: start standard deviation in units of each tensor's own root mean square.
+        validation_draws: posterior draws of the validation NLL.
+
+    Example:
+        >>> import singularbayes as sb
+        >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
+        >>> net = sb.factorize(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), rank=1)
+        >>> posterior = MeanField(epochs=2).fit(sb.Model(net, sb.Gaussian(noise=0.1), prior=sb.ScaleMixture()), (x, x))
+        >>> posterior.predict(x, draws=16).epistemic.shape
+        torch.Size([32])
+    """
+
+    kl: KL | None = None
+    kl_start: float = 0.0
+    kl_full: float = 0.0
+    family: Family = Family.GAUSSIAN
+    initial_std: float = 0.1
+    validation_draws: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "family", Family(self.family))
+        object.__setattr__(self, "kl", None if self.kl is None else KL(self.kl))
+        if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
+            raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
+        if self.kl_start < 0 or (self.kl_full and self.kl_full < self.kl_start):
+            raise ValueError(f"the KL's warm-up needs 0 <= kl_start <= kl_full, got {self.kl_start} and {self.kl_full}")
+        if self.validation_draws < 1:
+            raise ValueError(f"validation_draws must be at least 1, got {self.validation_draws}")
+
+    def warm_up(self, progress: float) -> float:
+        """Share of the KL's weight after ``progress`` epochs."""
+        if progress >= max(self.kl_full, self.kl_start):
+            return 1.0
+        return 0.0 if progress < self.kl_start else (progress - self.kl_start) / (self.kl_full - self.kl_start)
+
+    def estimator(self, prior: BlockPrior) -> KL:
+        """The KL estimator for one block's prior."""
+        if self.kl is None:
+            return KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO
+        if self.kl is KL.CLOSED and not has_closed_form(prior):
+            raise ValueError(f"the KL to {type(prior).__name__} has no closed form; use kl='monte_carlo' or kl='bound'")
+        if _is_learned(prior) and self.kl is not KL.MONTE_CARLO:
+            raise ValueError("a learned ScaleMixture needs kl='monte_carlo'")
+        return self.kl
+
+    def fit(
+        self,
+        model: Model,
+        train: Any,
+        validation: Any = None,
+        *,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> Posterior:
+        """Fit the variational posterior. Arguments, returns and errors: see ``MAP.fit``."""
+        for _, prior in model.prior_blocks:
+            self.estimator(prior)  # refused before any work
+        layout = model.layout
+        facts = {"method": type(self).__name__, "numbers": layout.trained + layout.belief}
+        return fit_learner(model, self, BuildMeanField(self), train, validation, seed=seed, checkpoint=checkpoint,
+                     progress=progress, validation_draws=self.validation_draws, facts=facts)  # fmt: skip

@@ -1,0 +1,495 @@
+"""The one training loop: any learner, any data, one flat vector of trained numbers.
+
+Training runs on a private copy of the network whose parameters are views of one flat ``w`` and whose gradients are
+views of one flat ``g``. A *learner* (point estimate, mean field, ...) says what the trained vector is, writes a draw
+into ``w`` before each step and turns ``g`` into the vector's gradient after it. The objective is everywhere
+
+    mean batch NLL + (temperature / N) * KL,        KL a sum in nats, N the number of training examples.
+
+Every random number of an epoch follows from ``(seed, epoch)``; so a run that was killed goes on to the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .. import checkpoint as files
+from ..data import Batches, Tensors, as_source, gather, to_device
+from ..functions import call, evaluate, way_for
+from ..model import Model
+from ..parameters import owner
+from ..posterior import Posterior
+from ..random import forked, generator
+from .progress import Progress, shown
+
+__all__ = ["Bound", "Learner", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
+
+_CHECKPOINT_SECONDS = 20.0
+
+
+class Schedule(StrEnum):
+    """How the learning rate moves over a fit."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+    def factor(self, progress: float) -> float:
+        """Multiple of the learning rate at ``progress`` in [0, 1)."""
+        return 1.0 if self is Schedule.CONSTANT else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss became nan or infinite; ``posterior`` holds the last good state (the end of the epoch before)."""
+
+    def __init__(self, message: str, posterior: Posterior) -> None:
+        super().__init__(message)
+        self.posterior = posterior
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of the training loop, shared by every method that trains.
+
+    Args:
+        epochs: passes over the training data.
+        batch_size: examples a step (a user's own loader keeps its batches).
+        learning_rate: Adam's step size.
+        schedule: ``constant`` or ``cosine`` (to zero at the last step).
+        patience: stop after this many epochs without a better validation NLL and keep the best epoch; needs
+            ``validation``. ``None`` trains all epochs and keeps the last.
+        temperature: weight ``T`` of prior or KL; 1 is Bayes, below is a cold posterior.
+        autocast: run the forward pass in bfloat16 where torch finds it safe; sums stay in float32.
+        device: where to train, e.g. ``"cuda"``; by default where the network is. The posterior lives there.
+        compile: compile the network's forward pass with ``torch.compile``.
+    """
+
+    epochs: int = 50
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    schedule: Schedule = Schedule.CONSTANT
+    patience: int | None = None
+    temperature: float = 1.0
+    autocast: bool = False
+    device: str | None = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature must be 0 or positive, got {self.temperature}")
+        object.__setattr__(self, "schedule", Schedule(self.schedule))
+
+
+class Bound:
+    """A private copy of a model's network, bound to flat tensors.
+
+    Attributes:
+        network: the copy, in train mode.
+        w: flat trained parameters ``(layout.trained,)``; the network's parameters are views of it.
+        likelihood_numbers: learned numbers of the likelihood, views of ``w`` too.
+    """
+
+    def __init__(self, model: Model, device: torch.device, gradient: Tensor, start: Tensor) -> None:
+        self.model, self.layout, self.device = model, model.layout, device
+        self.network = model.copy_network().to(device).train()
+        self.w = start[: self.layout.trained].clone()
+        self.likelihood_numbers: dict[str, Tensor] = {}
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad_(False)
+        for slot in self.layout.of_kind("belief", "point", "likelihood"):
+            view, grad = (t[slot.start : slot.stop].view(slot.shape) for t in (self.w, gradient))
+            if slot.kind == "likelihood":
+                leaf = view.detach().requires_grad_()
+                self.likelihood_numbers[slot.name.partition(".")[2]] = leaf
+            else:
+                module, name = owner(self.network, slot.name)
+                leaf = getattr(module, name)
+                leaf.data = view
+                leaf.requires_grad_()
+            leaf.grad = grad
+
+    def row(self, trained: Tensor) -> Tensor:
+        """A full row ``(D,)``: trained entries, then the network's present statistics."""
+        statistics = [getattr(*owner(self.network, s.name)).detach().reshape(-1) for s in self.layout.of_kind("statistic")]
+        return torch.cat([trained, *[s.to(trained) for s in statistics]])
+
+
+class Learner(Protocol):
+    """What a method adds to the loop."""
+
+    vector: Tensor
+    gradient: Tensor
+    bound: Bound
+
+    def draw(self, noise: torch.Generator) -> None:
+        """Write the weights of this step into ``bound.w``."""
+        ...
+
+    def finish(self, weight: float, progress: float) -> None:
+        """Turn the network's gradient into the vector's; ``weight`` is ``T / N``, ``progress`` in epochs."""
+        ...
+
+    def regulariser(self) -> float:
+        """KL, or ``-log p(w)``, at the present state, in nats (logged once an epoch)."""
+        ...
+
+    def distribution(self) -> Any:
+        """The distribution over the flat vector at the present state."""
+        ...
+
+
+class Build(Protocol):
+    """Makes a learner: first the length of its trained vector, then the learner itself."""
+
+    def size(self, model: Model) -> int:
+        """Length of the trained vector; its first ``layout.trained`` entries match the network's parameters."""
+        ...
+
+    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> Learner:
+        """The learner, from the start row ``(D,)`` and the zeroed gradient of the vector."""
+        ...
+
+
+def _start(model: Model, device: torch.device) -> Tensor:
+    return model.layout.flatten(model.network, model.likelihood.parameters).to(device)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Checked data on the training device."""
+
+    train: Batches
+    validation: Tensors | None
+
+
+def prepare(model: Model, settings: Training, train: Any, validation: Any, device: torch.device) -> Prepared:
+    """All checks of the data, before any work.
+
+    Raises:
+        ValueError: empty or non-finite data, labels out of range, shapes that the network refuses.
+    """
+    if settings.patience is not None and validation is None:
+        raise ValueError(f"patience={settings.patience} needs validation data: .fit(model, train, validation)")
+    source = as_source(train, model.dtype, model.takes_integers).to(device)
+    held = None if validation is None else gather(as_source(validation, model.dtype, model.takes_integers)).to(device)
+    probe = model.copy_network().to(device).eval()
+    checked = []
+    for part in (source, held):
+        if not isinstance(part, Tensors):
+            if part is not None:
+                x, y = next(iter(part.epoch(2, 0, 0, shuffle=False)))
+                with torch.no_grad():
+                    model.likelihood.labels(model.outputs(probe, to_device(x, device)).shape, y)
+            checked.append(part)
+            continue
+        if part.y is None:
+            raise ValueError("training and validation data need labels: pass (X, y)")
+        two = Tensors(_first(part.x, 2), part.y[:2])
+        with torch.no_grad():
+            shape = model.outputs(probe, two.x).shape
+        if len(shape) == 0 or shape[0] != two.num_data:
+            raise ValueError(f"the network gives outputs of shape {tuple(shape)} for {two.num_data} rows; the first axis "
+                             f"must be the batch")  # fmt: skip
+        y = model.likelihood.labels(torch.Size((part.num_data, *shape[1:])), part.y)
+        checked.append(Tensors(part.x, y.to(device)))
+    return Prepared(checked[0], checked[1])
+
+
+def _first(x: Any, rows: int) -> Any:
+    if isinstance(x, dict):
+        return {key: value[:rows] for key, value in x.items()}
+    return tuple(value[:rows] for value in x) if isinstance(x, tuple) else x[:rows]
+
+
+@dataclass
+class State:
+    """What goes on from epoch to epoch, and into a checkpoint."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best_loss: float = math.inf
+    seconds: float = 0.0
+    stopped: bool = False
+    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+
+class _Run:
+    """One fit in progress."""
+
+    def __init__(self, model: Model, settings: Training, build: Build, data: Prepared, device: torch.device, seed: int) -> None:
+        start = _start(model, device)
+        self.model, self.settings, self.data, self.seed, self.device = model, settings, data, seed, device
+        gradient = torch.zeros(build.size(model), dtype=start.dtype, device=device)
+        self.bound = Bound(model, device, gradient, start)
+        self.learner = build(self.bound, start, gradient)
+        vector = self.learner.vector
+        vector.grad = self.learner.gradient
+        self.adam = torch.optim.Adam([vector], lr=settings.learning_rate, fused=vector.dtype in (torch.float32, torch.float64))
+        self.forward: Any = torch.compile(self.bound.network) if settings.compile else self.bound.network
+        self.state = State()
+        self.good = self.snapshot()
+        self.best: dict[str, Tensor] | None = None
+
+    # One step, one epoch
+
+    def step(self, x: Any, y: Tensor, weight: float, progress: float, noise: torch.Generator) -> Tensor:
+        learner = self.learner
+        learner.draw(noise)
+        learner.gradient.zero_()
+        if self.settings.autocast:
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
+                outputs = call(self.forward, x)
+            loss = self.model.likelihood.loss(outputs.float(), y, self.bound.likelihood_numbers)
+        else:
+            loss = self.model.likelihood.loss(call(self.forward, x), y, self.bound.likelihood_numbers)
+        loss.backward()
+        learner.finish(weight, progress)
+        self.adam.step()
+        return loss
+
+    def epoch(self) -> dict[str, float]:
+        """One pass; returns the size-weighted mean NLL and the objective per datum."""
+        settings, number = self.settings, self.state.epoch
+        count = self.data.train.num_data
+        weight = settings.temperature / count
+        noise = generator(self.seed, "noise", number, device=self.device)
+        total, seen = 0.0, 0
+        checked = isinstance(self.data.train, Tensors)
+        with forked(self.seed, "forward", number, device=self.device), self._train_mode():
+            for x, y in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
+                rows = len(y)
+                if not checked:
+                    x, y = to_device(x, self.device), y.to(self.device)
+                    y = self.model.likelihood.labels(_output_shape(self.model, self.bound.network, x), y)
+                progress = number + seen / count
+                self._set_rate(min(progress / settings.epochs, 1.0))
+                loss = self.step(x, y, weight, progress, noise).item()
+                if not math.isfinite(loss):
+                    raise _NotFinite(seen // settings.batch_size)
+                total += loss * rows
+                seen += rows
+        nll = total / seen
+        return {"nll": nll, "objective": nll + weight * self.learner.regulariser()}
+
+    def _set_rate(self, progress: float) -> None:
+        if self.settings.schedule is not Schedule.CONSTANT:
+            self.adam.param_groups[0]["lr"] = self.settings.learning_rate * self.settings.schedule.factor(progress)
+
+    @contextlib.contextmanager
+    def _train_mode(self) -> Iterator[None]:
+        self.bound.network.train()
+        yield
+        self.bound.network.eval()
+
+    @torch.no_grad()
+    def validation_loss(self, draws: int) -> float:
+        """Mean NLL of the predictive mixture on the validation data."""
+        held = self.data.validation
+        assert held is not None and held.y is not None  # asked only when there is one
+        posterior = self.posterior({})
+        predictive = posterior.predict(held.x, draws=draws, seed=self.state.epoch)
+        return -predictive.log_prob(held.y).double().mean().item()
+
+    # Snapshots
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything that training moves, copied."""
+        parts = {"vector": self.learner.vector.detach().clone()}
+        parts |= {f"buffer.{name}": b.clone() for name, b in self.bound.network.named_buffers()}
+        for name, value in (self.adam.state[self.learner.vector] if self.adam.state else {}).items():
+            parts[f"adam.{name}"] = value.clone()
+        return parts
+
+    @torch.no_grad()
+    def restore(self, parts: dict[str, Tensor]) -> None:
+        """Put a snapshot back."""
+        self.learner.vector.copy_(parts["vector"])
+        buffers = dict(self.bound.network.named_buffers())
+        for name, tensor in parts.items():
+            kind, _, leaf = name.partition(".")
+            if kind == "buffer":
+                buffers[leaf].copy_(tensor)
+        adam = {name.partition(".")[2]: t.clone() for name, t in parts.items() if name.startswith("adam.")}
+        if adam:
+            device = self.learner.vector.device
+            self.adam.state[self.learner.vector] = {n: t.to(device) if n != "step" else t for n, t in adam.items()}
+
+    def posterior(self, info: dict[str, Any]) -> Posterior:
+        """The posterior at the present state, on a network of its own."""
+        network = self.model.copy_network().to(self.device)
+        own = dict(network.named_buffers())
+        with torch.no_grad():
+            for name, buffer in self.bound.network.named_buffers():
+                own[name].copy_(buffer)
+        distribution = self.learner.distribution()
+        self.model.layout.write(network, distribution.mean)
+        return Posterior(network, distribution, self.model.likelihood, self.model.layout, info)
+
+
+class _NotFinite(Exception):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+
+def _output_shape(model: Model, network: nn.Module, x: Any) -> torch.Size:
+    """Output shape of a batch of a user's loader, from one row."""
+    training = network.training
+    with torch.no_grad():
+        shape = model.outputs(network.eval(), _first(x, 1)).shape
+    network.train(training)
+    first = next(iter(x.values())) if isinstance(x, dict) else x[0] if isinstance(x, tuple) else x
+    return torch.Size((len(first), *shape[1:]))
+
+
+def fit_learner(
+    model: Model,
+    settings: Training,
+    build: Build,
+    data: Any,
+    validation: Any,
+    *,
+    seed: int,
+    checkpoint: str | Path | None,
+    progress: bool | None,
+    validation_draws: int = 1,
+    facts: dict[str, Any],
+) -> Posterior:
+    """Fit a learner and return its posterior.
+
+    Args:
+        model: network, likelihood, prior.
+        settings: of the loop (the method itself).
+        build: makes the learner from the bound network, the start row and the gradient buffer.
+        data: training data, any form of ``data.as_source``.
+        validation: held-out data or ``None``.
+        seed: of order, noise and dropout.
+        checkpoint: folder to save to at ends of epochs and to go on from; ``None`` saves nothing.
+        progress: show a bar (``None``: on a terminal only).
+        validation_draws: draws of the validation NLL.
+        facts: goes into ``info`` (method's name, trained numbers).
+
+    Raises:
+        TrainingDiverged: nan or infinite loss, with the step's number and the last good posterior.
+        ValueError: bad data, or a checkpoint of another fit.
+    """
+    device = torch.device(settings.device) if settings.device else model.device
+    run = _Run(model, settings, build, prepare(model, settings, data, validation, device), device, seed)
+    folder = None if checkpoint is None else Path(checkpoint)
+    print_of_fit = _fingerprint(settings, run, seed)
+    if folder is not None and (folder / "training.json").is_file():
+        _resume(run, folder, print_of_fit)
+    with shown(facts["method"], settings.epochs, progress) as display:
+        _epochs(run, folder, print_of_fit, validation_draws, display, facts)
+    if run.best is not None:
+        run.restore(run.best)
+    posterior = run.posterior(_info(run, facts))
+    _warn_if_degenerate(run)
+    return posterior
+
+
+def _epochs(run: _Run, folder: Path | None, print_of_fit: str, validation_draws: int, display: Progress, facts: dict[str, Any]) -> None:
+    state, settings = run.state, run.settings
+    saved = time.monotonic()
+    while state.epoch < settings.epochs and not state.stopped:
+        began = time.perf_counter()
+        try:
+            record = run.epoch()
+        except _NotFinite as failure:
+            run.restore(run.good)
+            raise TrainingDiverged(
+                f"the loss became nan or infinite in epoch {state.epoch + 1}, step {failure.step + 1}; the state at the end of "
+                f"epoch {state.epoch} is kept in this error's .posterior. Lower learning_rate (now {settings.learning_rate}), "
+                f"or check the scale of inputs and labels", run.posterior(_info(run, facts))) from None  # fmt: skip
+        state.epoch += 1
+        if run.data.validation is not None:
+            record["validation_nll"] = run.validation_loss(validation_draws)
+            if record["validation_nll"] < state.best_loss:
+                state.best_loss, state.best_epoch = record["validation_nll"], state.epoch
+                if settings.patience is not None:
+                    run.best = run.snapshot()
+            elif settings.patience is not None and state.epoch - state.best_epoch >= settings.patience:
+                state.stopped = True
+        run.good = run.snapshot()
+        state.seconds += time.perf_counter() - began
+        state.history.append(record)
+        display(state.epoch, settings.epochs, record)
+        last = state.epoch == settings.epochs or state.stopped
+        if folder is not None and (last or time.monotonic() - saved > _CHECKPOINT_SECONDS):
+            _save(run, folder, print_of_fit)
+            saved = time.monotonic()
+
+
+def _info(run: _Run, facts: dict[str, Any]) -> dict[str, Any]:
+    state = run.state
+    settings = {f.name: getattr(run.settings, f.name) for f in dataclasses.fields(run.settings) if f.name != "executor"}
+    kept = state.best_epoch if run.best is not None else state.epoch
+    return {**facts, "seconds": state.seconds, "epochs": state.epoch, "kept_epoch": kept, "seed": run.seed,
+            "num_data": run.data.train.num_data, "settings": settings, "history": list(state.history)}  # fmt: skip
+
+
+def _warn_if_degenerate(run: _Run) -> None:
+    x, _ = next(iter(run.data.train.epoch(256, run.seed, 0, shuffle=False)))
+    row = run.learner.distribution().mean.unsqueeze(0)
+    network = run.bound.network.eval()
+    with torch.no_grad():
+        outputs = evaluate(network, run.model.layout, row, to_device(x, run.device), way_for(network))[0]
+    run.model.likelihood.warn_if_degenerate(outputs, run.bound.likelihood_numbers)
+
+
+# Checkpoints
+
+
+def _fingerprint(settings: Training, run: _Run, seed: int) -> str:
+    """What must be equal for a checkpoint to be of the same fit: all settings but the number of epochs, seed, data, start."""
+    own = {f.name: str(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.name not in ("epochs", "device")}
+    if settings.schedule is not Schedule.CONSTANT:
+        own["epochs"] = str(settings.epochs)
+    digest = hashlib.sha256()
+    digest.update(repr((type(settings).__name__, sorted(own.items()), seed, run.data.train.num_data)).encode())
+    digest.update(repr([(s.name, s.shape, s.kind) for s in run.model.layout.slots]).encode())
+    digest.update(repr((run.model.prior, run.model.likelihood)).encode())
+    digest.update(run.good["vector"].double().cpu().numpy().tobytes())
+    if isinstance(run.data.train, Tensors):
+        for part in (run.data.train.x, run.data.train.y):
+            if isinstance(part, Tensor):
+                digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save(run: _Run, folder: Path, print_of_fit: str) -> None:
+    tensors = {f"now.{name}": t for name, t in run.good.items()}
+    tensors |= {f"best.{name}": t for name, t in (run.best or {}).items()}
+    files.write_pair(folder, "training", tensors, {"fit": print_of_fit, **dataclasses.asdict(run.state), "best_loss": str(run.state.best_loss)})
+
+
+def _resume(run: _Run, folder: Path, print_of_fit: str) -> None:
+    tensors, content = files.read_pair(folder, "training")
+    if content.pop("fit") != print_of_fit:
+        raise ValueError(f"{folder} holds a checkpoint of another fit (settings, data, seed or start differ); choose "
+                         f"another folder or remove it")  # fmt: skip
+    content["best_loss"] = float(content["best_loss"])
+    run.state = State(**content)
+    run.good = {name.removeprefix("now."): t for name, t in tensors.items() if name.startswith("now.")}
+    best = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
+    run.best = best or None
+    run.restore(run.good)

@@ -1,0 +1,119 @@
+"""``Model``: a network, a likelihood, a prior, and the choice of what is believed about: ``p(y | f(x; w)) p(w)``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .functions import call
+from .likelihoods import Likelihood
+from .parameters import Layout, Patterns, match_names
+from .priors import Laplace, Normal, PerParameter, ScaleMixture
+
+__all__ = ["BlockPrior", "Model"]
+
+BlockPrior = Normal | Laplace | ScaleMixture
+
+
+class Model:
+    """A probabilistic model over a network's parameters. It never writes to the network.
+
+    Args:
+        network: any ``nn.Module`` that returns one tensor (or ``.logits``); it is the start of training.
+        likelihood: ``Categorical()``, ``Bernoulli()``, ``Gaussian()``, ``HeteroscedasticGaussian()``, or your own.
+        prior: on every Bayesian parameter; ``PerParameter`` chooses by name.
+        bayesian: name patterns of the parameters that are believed about; all others stay as they are.
+        deterministic: patterns, among those, that are trained as point estimates (e.g. ``"*bias"``).
+        normalization: treat the affine parameters of BatchNorm, LayerNorm, ... as Bayesian too. By default they are
+            point estimates: a prior around 0 is wrong for a gain of 1.
+
+    Raises:
+        ValueError: patterns that match nothing, lazy or compiled networks, mixed dtypes (see ``Layout.of``).
+
+    Example:
+        >>> model = Model(nn.Linear(3, 2), __import__("singularbayes").Categorical(), prior=Normal(2.0))
+        >>> model.layout.size
+        8
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: Likelihood,
+        *,
+        prior: BlockPrior | PerParameter | None = None,
+        bayesian: Patterns = "*",
+        deterministic: Patterns = (),
+        normalization: bool = False,
+    ) -> None:
+        if isinstance(likelihood, type) or not hasattr(likelihood, "log_prob"):
+            raise TypeError(f"likelihood must be an object such as Categorical(), got {likelihood!r}")
+        self.network = network
+        self.likelihood = likelihood
+        self.prior: BlockPrior | PerParameter = Normal() if prior is None else prior
+        if isinstance(self.prior, type) or not hasattr(self.prior, "to_dict"):
+            raise TypeError(f"prior must be an object such as Normal(1.0), got {self.prior!r}")
+        self.layout = Layout.of(network, bayesian=bayesian, deterministic=deterministic, normalization=normalization,
+                                likelihood=likelihood.parameters)  # fmt: skip
+        parameter = next(p for p in network.parameters() if p.requires_grad)
+        self.dtype, self.device = parameter.dtype, parameter.device
+        self.prior_blocks = tuple(self._blocks())
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether whole-number inputs are token ids, to be left as they are."""
+        return takes_integers(self.network)
+
+    def _blocks(self) -> Iterator[tuple[slice, BlockPrior]]:
+        """Contiguous stretches of the belief with one prior each."""
+        start, current = 0, None
+        for slot in self.layout.of_kind("belief"):
+            prior = self._prior_of(slot.aliases)
+            if current is not None and prior != current:
+                yield slice(start, slot.start), current
+                start = slot.start
+            current = prior
+        assert current is not None  # a layout always has a belief
+        yield slice(start, self.layout.belief), current
+
+    def _prior_of(self, names: tuple[str, ...]) -> BlockPrior:
+        if not isinstance(self.prior, PerParameter):
+            return self.prior
+        slots = [slot.aliases for slot in self.layout.of_kind("belief")]
+        for pattern, prior in self.prior.priors.items():
+            if names[0] in match_names(pattern, slots, "prior"):
+                return prior
+        raise ValueError(f"no prior for parameter {names[0]}; add a pattern that matches it, or '*' at the end")
+
+    def log_prior(self, w: Tensor) -> Tensor:
+        """Log prior density of rows ``(..., D)``, summed over the believed entries, in nats."""
+        return torch.stack([prior.log_prob(w[..., block]).sum(-1) for block, prior in self.prior_blocks]).sum(0)
+
+    def copy_network(self) -> nn.Module:
+        """A private copy: training and prediction happen on copies alone."""
+        try:
+            return copy.deepcopy(self.network)
+        except RuntimeError as error:  # non-leaf tensors kept on a module
+            raise ValueError(f"the network cannot be copied ({error}); remove tensors that its forward pass stores on it") from error
+
+    def outputs(self, network: nn.Module, x: Any) -> Tensor:
+        """The network's output as one tensor, with an error that names shapes when the input does not fit."""
+        try:
+            return call(network, x)
+        except RuntimeError as error:
+            raise ValueError(f"the network failed on inputs of shape {_shape(x)}: {error}") from error
+
+
+def _shape(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return tuple(x.shape)
+    return {k: _shape(v) for k, v in x.items()} if isinstance(x, dict) else [_shape(v) for v in x]
+
+
+def takes_integers(network: nn.Module) -> bool:
+    """Whether a network begins with an embedding, so that whole numbers are ids and must not be cast."""
+    return any("Embedding" in type(module).__name__ for module in network.modules())

@@ -1,0 +1,7 @@
+"""Structures: deterministic layers that hold a low-rank (or otherwise reduced) weight as plain parameters."""
+
+from .factorize import Factorization, factorize
+from .linear import LowRankLinear
+from .masks import MaskedDropout
+
+__all__ = ["Factorization", "LowRankLinear", "MaskedDropout", "factorize"]

@@ -1,0 +1,34 @@
+"""Dropout whose mask is a named tensor, drawn once per posterior draw: a draw stays one function.
+
+References:
+    Gal and Ghahramani 2016, arXiv 1506.02142 (one mask per forward pass of a whole sequence: arXiv 1512.05287).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["MaskedDropout"]
+
+
+class MaskedDropout(nn.Module):
+    """Multiplies by the buffer ``mask``; ones until a posterior's draw puts a mask in.
+
+    Args:
+        shape: shape of one example's activation (broadcast against the input's trailing axes).
+        p: probability of dropping that the mask is drawn with; kept for the record.
+    """
+
+    mask: Tensor
+
+    def __init__(self, shape: tuple[int, ...], p: float, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.p = p
+        self.register_buffer("mask", torch.ones(shape, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.mask.shape)}, p={self.p}"

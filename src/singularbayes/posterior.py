@@ -1,0 +1,363 @@
+"""``Posterior``: what every method returns. A private network, a distribution over its vector, a likelihood."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from . import checkpoint, distributions, likelihoods
+from .data import as_inputs, as_source, batch_size_of, gather, to_device
+from .distributions import StoredDraws
+from .functions import Way, call, evaluate, way_for
+from .likelihoods import Likelihood
+from .model import takes_integers
+from .nn.masks import MaskedDropout
+from .parameters import Layout, owner
+from .predictive import Predictive
+from .random import generator
+
+__all__ = ["Posterior", "load"]
+
+FORMAT = 1
+_BLOCK_BYTES = 8 * 2**20  # the widest activation of a block of draws stays in the cache
+_BLOCK_DRAWS = 16
+
+
+class Posterior:
+    """A distribution over a network's functions.
+
+    Args:
+        network: a private copy, in eval mode; tensors that are no part of the vector are read from it.
+        distribution: over the flat vector of ``layout``.
+        likelihood: carries the task and the calibration temperature.
+        layout: where each tensor lies in a row of draws.
+        info: plain facts: ``method``, ``seconds``, ``numbers`` (trained numbers), ``epochs``, ``seed``, ``settings``, ...
+
+    Example:
+        >>> import singularbayes as sb
+        >>> x, y = torch.randn(64, 3), torch.randint(0, 2, (64,))
+        >>> posterior = sb.MeanField(epochs=2).fit(sb.Model(nn.Linear(3, 2), sb.Categorical()), (x, y))
+        >>> posterior.draw(5).shape, posterior.predict(x, draws=8).mean.shape
+        (torch.Size([5, 8]), torch.Size([64, 2]))
+    """
+
+    def __init__(self, network: nn.Module, distribution: Any, likelihood: Likelihood, layout: Layout, info: Mapping[str, Any]) -> None:
+        if distribution.size != layout.size:
+            raise ValueError(f"the distribution has {distribution.size} entries and the layout {layout.size}")
+        self.network = network.eval().requires_grad_(False)
+        self.distribution = distribution
+        self.likelihood = likelihood
+        self.layout = layout
+        self.info = dict(info)
+        self.way = way_for(self.network)
+        self._widths: dict[Any, int] = {}
+
+    def __repr__(self) -> str:
+        return (f"Posterior({self.info.get('method', '?')}, {self.distribution.kind}, "
+                f"{self.layout.size} entries, {type(self.likelihood).__name__})")  # fmt: skip
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.distribution.mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.distribution.mean.device
+
+    # Draws
+
+    def _noise(self, n: int, seed: int) -> Any:
+        """Rows of noise, one after another from one generator: the same however they are grouped."""
+        source = generator(seed, "draws", device=self.device)
+        size = self.distribution.noise_size
+        width = self.dtype if self.dtype in (torch.float32, torch.float64) else torch.float32
+        for start in range(0, n, _BLOCK_DRAWS):
+            rows = torch.empty(min(_BLOCK_DRAWS, n - start), size, dtype=width, device=self.device)
+            for offset, row in enumerate(rows):
+                self.distribution.noise(row, source, start + offset, n)
+            yield rows
+
+    @torch.no_grad()
+    def draw(self, n: int, seed: int = 0) -> Float[Tensor, "n D"]:
+        """Draws of the flat vector, one a row.
+
+        Stored draws (an ensemble) are dealt evenly: ``n`` up to their number gives distinct ones.
+
+        Args:
+            n: number of draws.
+            seed: the same seed gives the same draws; the global random state is untouched.
+
+        Raises:
+            ValueError: ``n`` below 1.
+        """
+        if n < 1:
+            raise ValueError(f"draws must be at least 1, got {n}")
+        return torch.cat([self.distribution.sample(rows) for rows in self._noise(n, seed)]).to(self.dtype)
+
+    def at_mean(self) -> Posterior:
+        """The posterior collapsed to its mean: prediction with mean weights, the same numbers every time."""
+        atom = StoredDraws(self.distribution.mean.detach().clone().unsqueeze(0))
+        return Posterior(copy.deepcopy(self.network), atom, self.likelihood, self.layout, {**self.info, "at_mean": True})
+
+    # Prediction
+
+    @torch.no_grad()
+    def functions(self, draws: Float[Tensor, "S D"], x: Any, batch_size: int | None = None) -> Float[Tensor, "S B *event"]:
+        """Network outputs of each draw, ``(S, B, *event)``.
+
+        Args:
+            draws: rows of the flat vector.
+            x: inputs: tensor, array, or a dict or tuple of them.
+            batch_size: rows of ``x`` at a time; by default as many as fit the cache. It does not change the result.
+        """
+        return torch.cat(list(self._blocks([draws], self._inputs(x), batch_size)))
+
+    def _inputs(self, x: Any) -> Any:
+        return to_device(as_inputs(x, self.dtype, takes_integers(self.network)), self.device)
+
+    def _width(self, x: Any) -> int:
+        """Entries of the widest activation for one row of input, found once for each shape of input."""
+        key = tuple(x.shape[1:]) if isinstance(x, Tensor) else "structured"
+        if key not in self._widths:
+            widest = 1
+            handles = []
+
+            def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                nonlocal widest
+                if isinstance(output, Tensor):
+                    widest = max(widest, output.numel())
+
+            for module in self.network.modules():
+                handles.append(module.register_forward_hook(note))
+            try:
+                output = call(self.network, _rows(x, slice(0, 1)))
+            except RuntimeError as error:
+                raise ValueError(f"the network failed on one row of input of shape {key}: {error}") from error
+            finally:
+                for handle in handles:
+                    handle.remove()
+            self._widths[key] = max(widest, output.numel())
+        return self._widths[key]
+
+    def _blocks(self, sources: Any, x: Any, batch_size: int | None) -> Any:
+        """Outputs for blocks of draws: blocks outside, minibatches of inputs inside."""
+        rows, width = batch_size_of(x), self._width(x)
+        bytes_per_row = width * torch.finfo(self.dtype).bits // 8
+        step = batch_size or min(rows, max(1, _BLOCK_BYTES // bytes_per_row))
+        if step < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        together = 1 if self.way is Way.LOOP else max(1, min(_BLOCK_DRAWS, _BLOCK_BYTES // (bytes_per_row * min(step, rows))))
+        for source in sources:
+            for block in source.split(together):
+                parts = [evaluate(self.network, self.layout, block, x if step >= rows else _rows(x, slice(start, start + step)), self.way)
+                         for start in range(0, rows, step)]  # fmt: skip
+                yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    @torch.no_grad()
+    def predict(self, x: Any, draws: int = 64, seed: int = 0, batch_size: int | None = None) -> Predictive:
+        """The predictive of new inputs.
+
+        Args:
+            x: inputs, rows first.
+            draws: number of posterior draws; a finite posterior (an ensemble) uses each atom once when ``draws``
+                covers them, and an even choice of them otherwise.
+            seed: of the draws.
+            batch_size: rows of ``x`` at a time; it does not change the draws.
+
+        Returns:
+            A ``CategoricalPredictive``, ``BernoulliPredictive`` or ``GaussianPredictive``, by the likelihood.
+
+        Raises:
+            ValueError: no rows, values that are not finite (row and column named), shapes that do not fit.
+        """
+        if draws < 1:
+            raise ValueError(f"draws must be at least 1, got {draws}")
+        support = self.distribution.support
+        count = draws if support is None else min(draws, support)
+        inputs = self._inputs(x)
+        needs = bool(self.layout.of_kind("likelihood"))
+        kept: list[Tensor] = []
+
+        def rows() -> Any:
+            for noise in self._noise(count, seed):
+                block = self.distribution.sample(noise).to(self.dtype)
+                if needs:
+                    kept.append(block[:, self.layout.of_kind("likelihood")[0].start : self.layout.trained])
+                yield block
+
+        outputs = torch.cat(list(self._blocks(rows(), inputs, batch_size)))
+        return self.likelihood.predictive(outputs, self._likelihood_numbers(kept))
+
+    def _likelihood_numbers(self, kept: list[Tensor]) -> dict[str, Tensor]:
+        slots = self.layout.of_kind("likelihood")
+        if not slots:
+            return {}
+        numbers, offset = torch.cat(kept), slots[0].start
+        return {s.name.partition(".")[2]: numbers[:, s.start - offset : s.stop - offset].view(-1, *s.shape) for s in slots}
+
+    def calibrate(self, validation: Any, draws: int = 64, seed: int = 0) -> Posterior:
+        """A new posterior with the temperature that minimises the validation NLL of the mixture.
+
+        For classification logits are divided by it (each draw's, before averaging); for regression the predictive
+        variance is multiplied by it.
+
+        Args:
+            validation: ``(X, y)``, a Dataset or batches; not the test set.
+            draws: posterior draws.
+            seed: of the draws.
+
+        Warns:
+            UserWarning: the best temperature lies at the bound (.02 or 50): every label right, or no signal.
+
+        References:
+            Guo et al. 2017, arXiv 1706.04599, section 4.2.
+        """
+        held = gather(as_source(validation, self.dtype, takes_integers(self.network)))
+        base = self.likelihood.with_temperature(1.0)
+        plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
+        rows = plain.draw(min(draws, self.distribution.support or draws), seed)
+        outputs = plain.functions(rows, held.x)
+        numbers = self.layout.likelihood_views(rows)
+        labels = base.labels(outputs.shape[1:], held.y.to(self.device))
+
+        def nll(log_temperature: float) -> float:
+            tempered = base.with_temperature(math.exp(log_temperature))
+            return -tempered.predictive(outputs, numbers).log_prob(labels).double().mean().item()
+
+        low, high = math.log(0.02), math.log(50.0)
+        best = _golden(nll, low, high)
+        if min(best - low, high - best) < 1e-3:
+            warnings.warn(f"the calibration temperature ran to its bound {math.exp(best):.3g}: the validation labels are "
+                          f"all predicted right, or the model has no signal; use more validation data", stacklevel=2)  # fmt: skip
+        temperature = math.exp(best)
+        info = {**self.info, "temperature": temperature}
+        return Posterior(copy.deepcopy(self.network), self.distribution, base.with_temperature(temperature), self.layout, info)
+
+    # Files
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``posterior.json`` and its tensors to ``folder``: safetensors and JSON, no pickle; whole or not at all."""
+        kind = type(self.likelihood).__name__
+        if likelihoods.KINDS.get(kind) is not type(self.likelihood):
+            raise TypeError(f"only the library's own likelihoods can be saved, got {kind}; keep it and pass it to "
+                            f"sb.load(folder, network, likelihood=...)")  # fmt: skip
+        covered = {name for slot in self.layout.slots for name in slot.aliases}
+        state = self.network.state_dict()
+        rest = {f"rest.{name}": tensor for name, tensor in state.items() if name not in covered}
+        tensors = {f"distribution.{name}": t for name, t in self.distribution.tensors().items()}
+        content = {
+            "format": FORMAT,
+            "library": "singularbayes",
+            "distribution": distributions.describe(self.distribution),
+            "likelihood": {"kind": kind, **self.likelihood.to_dict()},
+            "layout": self.layout.to_dict(),
+            "dropout": {name: module.p for name, module in self.network.named_modules() if isinstance(module, MaskedDropout)},
+            "info": _plain(self.info),
+        }
+        checkpoint.write_pair(folder, "posterior", {**tensors, **rest}, content)
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The same posterior on another device."""
+        tensors = {name: tensor.to(device) for name, tensor in self.distribution.tensors().items()}
+        distribution = distributions.rebuild(distributions.describe(self.distribution), tensors)
+        return Posterior(copy.deepcopy(self.network).to(device), distribution, self.likelihood, self.layout, self.info)
+
+
+def _rows(x: Any, index: slice) -> Any:
+    if isinstance(x, Mapping):
+        return {key: value[index] for key, value in x.items()}
+    return tuple(value[index] for value in x) if isinstance(x, tuple) else x[index]
+
+
+def _plain(value: Any) -> Any:
+    """Plain JSON types of an info value."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def _golden(function: Any, low: float, high: float) -> float:
+    """Minimum of a function with one valley: a coarse grid, then golden sections."""
+    grid = np.linspace(low, high, 25)
+    values = [function(float(point)) for point in grid]
+    best = int(np.argmin(values))
+    a, b = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    ratio = (math.sqrt(5) - 1) / 2
+    c, d = b - ratio * (b - a), a + ratio * (b - a)
+    at_c, at_d = function(c), function(d)
+    while b - a > 1e-8:
+        if at_c <= at_d:
+            b, d, at_d = d, c, at_c
+            c = b - ratio * (b - a)
+            at_c = function(c)
+        else:
+            a, c, at_c = c, d, at_d
+            d = a + ratio * (b - a)
+            at_d = function(d)
+    return (a + b) / 2
+
+
+def load(folder: str | Path, network: nn.Module, likelihood: Likelihood | None = None) -> Posterior:
+    """Read a posterior that :meth:`Posterior.save` wrote.
+
+    Args:
+        folder: where it was saved; it may have moved.
+        network: a network of the same architecture (its values do not matter); it is copied.
+        likelihood: only for a likelihood of your own.
+
+    Raises:
+        FileNotFoundError: nothing saved there.
+        ValueError: a damaged file, or a network whose parameters do not fit (named).
+    """
+    tensors, content = checkpoint.read_pair(folder, "posterior")
+    if content.get("library") != "singularbayes" or content.get("format") != FORMAT:
+        raise ValueError(f"{folder} holds format {content.get('format')!r}, this version reads format {FORMAT}")
+    layout = Layout.from_dict(content["layout"])
+    private = copy.deepcopy(network)
+    for name, p in content["dropout"].items():
+        slot = next(slot for slot in layout.slots if slot.name == f"{name}.mask")
+        parent, _, leaf = name.rpartition(".")
+        reference = next(private.parameters())
+        setattr(private.get_submodule(parent), leaf, MaskedDropout(slot.shape, p, reference.device, reference.dtype))
+    _check_fit(private, layout)
+    rest = {name.removeprefix("rest."): t for name, t in tensors.items() if name.startswith("rest.")}
+    state = private.state_dict()
+    unknown = [name for name, t in rest.items() if name not in state or state[name].shape != t.shape]
+    if unknown:
+        raise ValueError(f"the network does not fit this posterior: {unknown[0]} is missing or has another shape")
+    private.load_state_dict(rest, strict=False)
+    device = next(private.parameters()).device
+    own = {n.removeprefix("distribution."): t.to(device) for n, t in tensors.items() if n.startswith("distribution.")}
+    distribution = distributions.rebuild(content["distribution"], own)
+    if likelihood is None:
+        fields = dict(content["likelihood"])
+        kind = likelihoods.KINDS[fields.pop("kind")]
+        likelihood = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    return Posterior(private, distribution, likelihood, layout, content["info"])
+
+
+def _check_fit(network: nn.Module, layout: Layout) -> None:
+    for slot in layout.slots:
+        if slot.kind == "likelihood":
+            continue
+        try:
+            module, leaf = owner(network, slot.name)
+            shape = tuple(getattr(module, leaf).shape)
+        except AttributeError:
+            raise ValueError(f"the network does not fit this posterior: it has no {slot.name}; was it factorised "
+                             f"the same way?") from None  # fmt: skip
+        if shape != slot.shape:
+            raise ValueError(f"the network does not fit this posterior: {slot.name} has shape {shape}, saved was {slot.shape}")

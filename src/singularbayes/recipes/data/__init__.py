@@ -1,0 +1,11 @@
+"""Data of the built-in recipes: each module loads, divides and standardises one problem.
+
+>>> from singularbayes.recipes.data import sine
+>>> sine.load(n_train=20).train[0].shape
+(20, 1)
+"""
+
+from singularbayes.recipes.data import digits, icu, sine
+from singularbayes.recipes.data.splits import Splits
+
+__all__ = ["Splits", "digits", "icu", "sine"]

@@ -1,0 +1,39 @@
+"""Figures and the HTML report."""
+
+from singularbayes.report.content import Entry, Panel, Report
+from singularbayes.report.covariance import Field, correlation_pictures, uncertainty_by_distance, variance_field
+from singularbayes.report.estimate import Estimate, pool
+from singularbayes.report.figures import (
+    coverage_curve,
+    forest_plot,
+    reliability_diagram,
+    uncertainty_histograms,
+)
+from singularbayes.report.html import picture, render, write
+from singularbayes.report.palette import MethodStyle, method_styles
+from singularbayes.report.panels import standard_panels
+from singularbayes.report.verdict import Finding, verdict
+
+__all__ = [
+    "Entry",
+    "Estimate",
+    "Field",
+    "Finding",
+    "MethodStyle",
+    "Panel",
+    "Report",
+    "correlation_pictures",
+    "coverage_curve",
+    "forest_plot",
+    "method_styles",
+    "picture",
+    "pool",
+    "reliability_diagram",
+    "render",
+    "standard_panels",
+    "uncertainty_by_distance",
+    "uncertainty_histograms",
+    "variance_field",
+    "verdict",
+    "write",
+]

@@ -14,10 +14,6 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 STAMPS := $(VENV)/stamps
 DEFINITION := pyproject.toml constraints.txt
 
-# Without what they ask for: two of them ask for torchvision, which would bring another build of torch.
-PEERS := bayesian-torch==0.5.0 blitz-bayesian-pytorch==0.2.8 torch-uncertainty==0.13.0 torchbayesian==0.2.1 \
-  torchbnn==1.2 einops==0.8.2
-
 # The two workers of pytest share two cores: one thread each, or they wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
@@ -49,9 +45,10 @@ $(STAMPS)/test: $(STAMPS)/core
 	@$(INSTALL) -e ".[test]"
 	@touch $@
 
-$(STAMPS)/bench: $(STAMPS)/core
+# Without what the peers ask for: two of them ask for torchvision, which would bring another build of torch.
+$(STAMPS)/bench: $(STAMPS)/core benchmarks/requirements.txt
 	@echo "Adding the peers ..."
-	@$(PIP) install --quiet --no-deps $(PEERS)
+	@$(PIP) install --quiet --no-deps -r benchmarks/requirements.txt
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/core

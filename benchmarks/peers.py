@@ -2,8 +2,8 @@
 
     python benchmarks/peers.py --out peers.json
 
-Each peer builds three ReLU networks with its own Bayesian linear layer, in the way its documentation shows, and is
-timed against `nn.Linear` in one process, baseline, peer, baseline, peer, ...:
+Each peer builds three ReLU networks with its own Bayesian linear layer, in the way its documentation shows,
+and is timed against `nn.Linear` in one process, baseline, peer, baseline, peer, ...:
 
 - training step: batch 256, forward, the library's own KL, cross-entropy + KL / N, backward, Adam, zero_grad.
   Baselines: the same step of the deterministic net with Adam's default settings and with `fused=True`.
@@ -17,6 +17,7 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -48,7 +49,7 @@ LEARNING_RATE = 1e-3
 def mlp(sizes: tuple[int, ...], linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
     """A ReLU network of the given layer sizes; `linear(in, out)` makes its layers."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -61,7 +62,12 @@ def batch(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def training_step(
-    network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, *, fused: bool | None = None
+    network: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    fused: bool | None = None,
 ) -> Callable[[], None]:
     """One step of torch's Adam on `loss(x, y)`, as a call to be timed; `fused=None` is Adam's default."""
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE, fused=fused)
@@ -88,7 +94,7 @@ def deterministic_pass(sizes: tuple[int, ...]) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True)
 class Built:
-    """A peer's network with its training loss, and its function for S draws of the outputs: x -> (S, B, K)."""
+    """A peer's network, its training loss, and its function for S draws of the outputs: x -> (S, B, K)."""
 
     network: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -155,9 +161,11 @@ def blitz(sizes: tuple[int, ...]) -> Built:
 
 
 def torchbnn(sizes: tuple[int, ...]) -> Built:
-    """torchbnn: `BayesLinear(0, 0.1, ...)` and `BKLLoss`, as in its demos (with the KL summed, not averaged)."""
+    """torchbnn: `BayesLinear(0, 0.1, ...)` and `BKLLoss`, as in its demos (but the KL summed)."""
     library = importlib.import_module("torchbnn")
-    network = mlp(sizes, lambda i, o: library.BayesLinear(prior_mu=0, prior_sigma=0.1, in_features=i, out_features=o))
+    network = mlp(
+        sizes, lambda i, o: library.BayesLinear(prior_mu=0, prior_sigma=0.1, in_features=i, out_features=o)
+    )
     divergence = library.BKLLoss(reduction="sum", last_layer_only=False)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -169,11 +177,10 @@ def torchbnn(sizes: tuple[int, ...]) -> Built:
 def torch_uncertainty(sizes: tuple[int, ...]) -> Built:
     """Torch-Uncertainty: `BayesLinear`, `ELBOLoss` with one draw, and `StochasticModel` for prediction.
 
-    Its top-level package imports lightning, torchvision and timm. The layer, the loss and the wrapper need none of
-    them, so empty packages stand in for the four `__init__` files on the way and the real submodules are imported.
+    Its top-level package imports lightning, torchvision and timm. The layer, the loss and the wrapper need
+    none of them, so empty packages stand in for three `__init__` files and the real submodules are imported.
     """
-    root = sys.modules.get("torch_uncertainty")
-    if root is None:
+    if "torch_uncertainty" not in sys.modules:
         spec = importlib.util.find_spec("torch_uncertainty")
         if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError("No module named 'torch_uncertainty'")
@@ -203,7 +210,7 @@ def torchbayesian(sizes: tuple[int, ...]) -> Built:
 PEERS = (
     Peer(
         name="bayesian-torch",
-        how="dnn_to_bnn, LinearReparameterization; get_kl_loss (closed form, mean per layer); loop of forwards",
+        how="dnn_to_bnn, LinearReparameterization; get_kl_loss (closed form, means); loop of forwards",
         build=bayesian_torch,
     ),
     Peer(
@@ -218,7 +225,7 @@ PEERS = (
     ),
     Peer(
         name="torch-uncertainty",
-        how="BayesLinear, default mixture prior; ELBOLoss (one draw of the KL, mean of layers); StochasticModel",
+        how="BayesLinear, default mixture prior; ELBOLoss (one draw of the KL, mean); StochasticModel",
         build=torch_uncertainty,
     ),
     Peer(
@@ -237,7 +244,9 @@ def check(peer: Peer) -> None:
     reached = sum(p.grad.numel() for p in built.network.parameters() if p.grad is not None)
     expected = 2 * sum(p.numel() for p in mlp(sizes).parameters())
     if reached != expected:
-        raise RuntimeError(f"gradients reach {reached} numbers; expected {expected}, a mean and a scale per weight")
+        raise RuntimeError(
+            f"gradients reach {reached} numbers; expected {expected}, a mean and a scale per weight"
+        )
     built.network.eval()
     with torch.no_grad():
         draws = built.draws(x)
@@ -260,7 +269,9 @@ def measure(
     }
     stepped = interleave(step, rounds, warmup=warmup, seconds=seconds, least=least)
     if not math.isfinite(float(built.loss(x, y).detach())):
-        raise RuntimeError(f"the loss of {peer.name} on {network} is no longer finite: these times mean nothing")
+        raise RuntimeError(
+            f"the loss of {peer.name} on {network} is no longer finite: these times mean nothing"
+        )
     built.network.eval()
     prediction = {"forward": deterministic_pass(sizes), "peer": torch.no_grad()(lambda: built.draws(x))}
     predicted = interleave(prediction, rounds, warmup=warmup, seconds=seconds, least=least)
@@ -303,35 +314,52 @@ def environment() -> dict[str, Any]:
     }
 
 
+def save(result: dict[str, Any], path: Path) -> None:
+    """Writes strict JSON; called after every network, so that a run cut short keeps what it has."""
+    path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
 def main() -> int:
     """Times all peers that can be imported and writes one JSON file; 1 if none can be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds per measurement (default 30)")
     parser.add_argument("--least", type=int, default=10, help="rounds run however slow they are (default 10)")
-    parser.add_argument("--warmup", type=int, default=3, help="untimed rounds before, fewer when slow (default 3)")
     parser.add_argument(
-        "--seconds", type=float, default=4.0, help="after --least rounds stop a measurement at this time (default 4)"
+        "--warmup", type=int, default=3, help="untimed rounds before, fewer when slow (default 3)"
     )
-    parser.add_argument("--fused", action="store_true", help="peers step with fused Adam too (default: Adam's default)")
-    parser.add_argument("--peer", action="append", choices=[p.name for p in PEERS], help="only these (repeatable)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=4.0,
+        help="after --least rounds stop a measurement at this time (default 4)",
+    )
+    parser.add_argument(
+        "--fused", action="store_true", help="peers step with fused Adam too (default: Adam's default)"
+    )
+    parser.add_argument(
+        "--peer", action="append", choices=[p.name for p in PEERS], help="only these (repeatable)"
+    )
     parser.add_argument("--network", action="append", choices=list(NETWORKS), help="only these (repeatable)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rows: list[dict[str, Any]] = []
-    missing: list[dict[str, str]] = []
+    result: dict[str, Any] = {"environment": environment(), "rows": [], "not_installed": []}
     for peer in PEERS:
         if arguments.peer and peer.name not in arguments.peer:
             continue
         try:
             check(peer)
         except ImportError as error:
-            missing.append({"library": peer.name, "status": "not installed", "reason": str(error)})
+            result["not_installed"].append(
+                {"library": peer.name, "status": "not installed", "reason": str(error)}
+            )
             print(f"{peer.name:24s}not installed: {error}", flush=True)
             continue
         for network in arguments.network or NETWORKS:
-            rows += measure(
+            result["rows"] += measure(
                 peer,
                 network,
                 rounds=arguments.rounds,
@@ -340,9 +368,9 @@ def main() -> int:
                 warmup=arguments.warmup,
                 fused=True if arguments.fused else None,
             )
-    result = {"environment": environment(), "rows": rows, "not_installed": missing}
-    arguments.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    return 0 if rows else 1
+            save(result, arguments.out)
+    save(result, arguments.out)
+    return 0 if result["rows"] else 1
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ def interleave(
     Args:
         candidates: Name -> a call without arguments. Its result is dropped.
         rounds: Timed calls per candidate.
-        warmup: Untimed rounds before the first timed one; with `seconds`, no further one starts after a fifth of it.
-        seconds: Stop after this long (seconds of timed rounds) once `least` rounds are done; None never stops.
+        warmup: Untimed rounds before the first timed one; with `seconds`, none starts after a fifth of it.
+        seconds: Stop after this long (timed rounds only) once `least` rounds are done; None never stops.
         least: Rounds that are always run (never more than `rounds`).
 
     Returns:
-        Name -> wall-clock seconds per call, one entry per round and in the order of the rounds, so that entries
-        of two candidates pair up.
+        Name -> wall-clock seconds per call, one entry per round and in their order, so that the entries of
+        two candidates pair up.
 
     Raises:
         ValueError: if there is no candidate, `rounds` or `least` is below 1, or `warmup` below 0.
@@ -66,7 +66,7 @@ def interleave(
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Median time of a candidate over the median time of its baseline, with the quartiles of the paired ratios.
+    """Median time of a candidate over that of its baseline, with the quartiles of the paired ratios.
 
     The quartiles say how quiet the machine was; they are not a confidence interval.
     """

@@ -1,12 +1,14 @@
 """What every test shares: one thread of torch, a headless matplotlib, the folder of data outside the package.
 
-Shapes in the annotations are checked while tests run: `--jaxtyping-packages` in pyproject.toml hooks the import
-of singularbayes before any conftest is loaded, and outside of tests nothing is checked.
+Shapes in the annotations are checked while tests run: `--jaxtyping-packages` in pyproject.toml hooks the
+import of singularbayes before any conftest is loaded. Outside of tests nothing is checked.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import matplotlib as mpl
 import pytest
 import torch
@@ -28,3 +30,12 @@ def shared_data() -> Path:
         )
         pytest.skip(f"needs the data sets that are not in the package: {reason}")
     return folder
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No check of annotations during this test: for calls of a wrong type, whose error must be our own."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

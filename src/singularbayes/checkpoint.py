@@ -56,6 +56,8 @@ def write_pair(folder: str | Path, stem: str, tensors: dict[str, torch.Tensor], 
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     blob = safetensors.torch.save(plain)
     name = f"{stem}-{hashlib.sha256(blob).hexdigest()[:12]}.safetensors"
+    for left in folder.glob(f".{stem}*.part"):  # of a writer that was killed
+        left.unlink(missing_ok=True)
     temporary = folder / f".{name}.{os.getpid()}.part"
     try:
         temporary.write_bytes(blob)
@@ -81,6 +83,6 @@ def read_pair(folder: str | Path, stem: str) -> tuple[dict[str, torch.Tensor], d
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         tensors = safetensors.torch.load_file(path.parent / content.pop("tensors"))
-    except (json.JSONDecodeError, KeyError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} or the tensors that it names are damaged: {error}") from error
     return tensors, content

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from .random import derive, forked, generator
 
@@ -69,12 +69,17 @@ def _refuse_nonfinite(x: Tensor, what: str) -> None:
 def _tensor(x: Any, what: str) -> Tensor:
     if isinstance(x, Tensor):
         return x.detach()
-    if hasattr(x, "to_numpy"):  # pandas
-        x = x.to_numpy()
-    array = np.asarray(x)
-    if array.dtype == object or array.dtype.kind in "USM":
+    array = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)  # pandas
+    if array.dtype == object and _is_frame_of_numbers(x):  # pandas makes objects of numbers beside truth values
+        array = np.asarray(x, dtype=np.float64)
+    if array.dtype == object or array.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be numeric, got an array of dtype {array.dtype}; encode text and dates first")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _is_frame_of_numbers(x: Any) -> bool:
+    return hasattr(x, "dtypes") and all(getattr(kind, "kind", "O") in "biuf" for kind in np.atleast_1d(x.dtypes))
 
 
 def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> Any:
@@ -195,8 +200,10 @@ class Items:
 
     def epoch(self, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Iterator[tuple[Any, Tensor]]:
         index = Tensors(torch.arange(self.num_data), torch.arange(self.num_data))
-        for rows, _ in index.epoch(batch_size, seed, epoch, shuffle=shuffle):
-            yield _split(default_collate([self.dataset[i] for i in rows.tolist()]), self.dtype, self.integers)
+        for number, (rows, _) in enumerate(index.epoch(batch_size, seed, epoch, shuffle=shuffle)):
+            with forked(seed, "items", epoch, number):  # items may be augmented at random
+                items = [self.dataset[i] for i in rows.tolist()]
+            yield _split(default_collate(items), self.dtype, self.integers)
 
 
 Batches = Tensors | Loader | Items
@@ -235,7 +242,7 @@ def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
     if isinstance(data, Iterator):
         raise TypeError("training reads the data once an epoch, and this iterator can be read only once; pass a list of "
                         "batches or a DataLoader")  # fmt: skip
-    if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and hasattr(data, "__len__"):
         if len(data) == 0:
             raise ValueError("the data set is empty; expected at least one example")
         return Items(data, dtype, integers)
@@ -249,6 +256,8 @@ def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
 
 def _is_arrays(pair: Sequence[Any]) -> bool:
     """Whether a pair is ``(X, y)`` rather than a list of two batches."""
+    if isinstance(pair, list) and all(isinstance(part, Mapping) for part in pair):
+        return False  # two dict batches
     return not isinstance(pair[0], list | tuple) or isinstance(pair, tuple)
 
 

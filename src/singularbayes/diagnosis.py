@@ -68,7 +68,7 @@ class Diagnosis:
         name: of the evaluation.
         score: the uncertainty that A and B are about.
         criteria: OOD set -> its A, B and C.
-        in_distribution: on test data: C, and Spearman's correlation of uncertainty with error (key A).
+        in_distribution: on test data: Spearman's correlation of uncertainty with error (key A), then C.
         median_ratio: OOD set -> median uncertainty over that on test rows, beside B.
         prevalence: OOD set -> share of its rows among OOD and test rows.
     """
@@ -95,7 +95,7 @@ class Diagnosis:
                 "a sharp centre: neither the order nor the size responds to distance; try a flatter minimum "
                 "(SWA) first, then low rank"
             )
-        if "poor" in (c.status, self.in_distribution[0].status):
+        if "poor" in (c.status, self.in_distribution[-1].status):
             return (
                 "the temperature: the order is right, the probabilities are off; calibrate on validation data"
             )
@@ -152,7 +152,7 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
         b = _scale(name, ratios["mean"], ratios["median"], inverted=_inverted(a))
         criteria[name] = (a, b, _mass(name, evaluation))
         medians[name] = ratios["median"]
-    inside = (_mass("test", evaluation), _error_correlation(evaluation))
+    inside = (_error_correlation(evaluation), _mass("test", evaluation))
     return Diagnosis(
         evaluation.name, evaluation.score, criteria, inside, medians, dict(evaluation.prevalence)
     )
@@ -190,7 +190,7 @@ def _ranking(name: str, auroc: Interval, evaluation: Evaluation) -> Criterion:
     elif auroc.value < GOOD_AUROC:
         verdict = f"weak: {name} is only slightly more uncertain than test data"
     else:
-        verdict = f"the model is less certain on {name} than on test data in {auroc.value:.0%} of pairs"
+        verdict = f"the model is less certain on {name} than on test data in {auroc.value:.1%} of pairs"
         status = "good"
     return _criterion("A", "ranking", auroc, status, verdict)
 

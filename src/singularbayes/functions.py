@@ -104,8 +104,10 @@ def evaluate(network: nn.Module, layout: Layout, draws: Tensor, x: Any, way: Way
     The network's own tensors are read where the layout has none (frozen parameters, other buffers); its buffers are
     passed as clones, so that nothing is written to it.
     """
-    if way is Way.STACKED:
-        return _stacked(network, "", layout.views(draws), x)
+    if way is Way.STACKED and isinstance(x, Tensor) and x.dim() == 2:  # a third axis is read as that of the draws
+        views = layout.views(draws)
+        named = {alias: views[slot.name] for slot in layout.slots if slot.name in views for alias in slot.aliases}
+        return _stacked(network, "", named, x)
     spare = {name: buffer.clone() for name, buffer in network.named_buffers()}
     with _plain_attention(network):
         if way is Way.LOOP:
@@ -128,7 +130,8 @@ def _stacked(module: nn.Module, path: str, tensors: dict[str, Tensor], x: Tensor
     """A chain with a leading draws axis: every tensor ``(S, ...)``, the input shared or ``(S, B, ...)``."""
     prefix = f"{path}." if path else ""
     if isinstance(module, nn.Sequential):
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # named_children() leaves out a layer's second use
+            assert child is not None
             x = _stacked(child, prefix + name, tensors, x)
         return x
     if isinstance(module, LowRankLinear):

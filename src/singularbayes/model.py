@@ -55,8 +55,8 @@ class Model:
         self.network = network
         self.likelihood = likelihood
         self.prior: BlockPrior | PerParameter = Normal() if prior is None else prior
-        if isinstance(self.prior, type) or not hasattr(self.prior, "to_dict"):
-            raise TypeError(f"prior must be an object such as Normal(1.0), got {self.prior!r}")
+        if isinstance(self.prior, type) or not isinstance(self.prior, BlockPrior | PerParameter):
+            raise TypeError(f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture() or PerParameter(...), got {self.prior!r}")
         self.layout = Layout.of(network, bayesian=bayesian, deterministic=deterministic, normalization=normalization,
                                 likelihood=likelihood.parameters)  # fmt: skip
         parameter = next(p for p in network.parameters() if p.requires_grad)
@@ -84,8 +84,9 @@ class Model:
         if not isinstance(self.prior, PerParameter):
             return self.prior
         slots = [slot.aliases for slot in self.layout.of_kind("belief")]
+        chosen = {pattern: match_names(pattern, slots, "prior") for pattern in self.prior.priors}  # all are checked
         for pattern, prior in self.prior.priors.items():
-            if names[0] in match_names(pattern, slots, "prior"):
+            if names[0] in chosen[pattern]:
                 return prior
         raise ValueError(f"no prior for parameter {names[0]}; add a pattern that matches it, or '*' at the end")
 
@@ -104,7 +105,7 @@ class Model:
         """The network's output as one tensor, with an error that names shapes when the input does not fit."""
         try:
             return call(network, x)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:  # IndexError: a token id beyond the embedding
             raise ValueError(f"the network failed on inputs of shape {_shape(x)}: {error}") from error
 
 

@@ -87,8 +87,10 @@ def _tied(network: nn.Module) -> dict[str, tuple[list[str], nn.Parameter]]:
 def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be a torch.nn.Module, got {type(network).__name__}")
-    if hasattr(network, "_orig_mod"):
-        raise ValueError("the network was compiled; pass network._orig_mod, and compile afterwards")
+    compiled = [path for path, module in network.named_modules() if "_orig_mod" in module._modules]
+    if compiled:
+        at = f"network.{compiled[0]}" if compiled[0] else "network"
+        raise ValueError(f"{compiled[0] or 'the network'} was compiled; use {at}._orig_mod in its place, and compile afterwards")
     lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
     if lazy:
         raise ValueError(f"{lazy[0]} is not initialised yet (a lazy module); run the network on one batch first")

@@ -218,7 +218,7 @@ class GaussianPredictive:
         """Log predictive density of ``y (B, *event)``, in nats, summed over the event within each draw."""
         y = _check_labels(torch.as_tensor(y, device=self.means.device), self.means.shape[1:]).to(self.means)
         log_densities = -0.5 * ((y - self.means).square() / self.variances + torch.log(2 * math.pi * self.variances))
-        return _mixture(log_densities.flatten(2).sum(-1))
+        return _mixture(log_densities.reshape(*log_densities.shape[:2], -1).sum(-1))
 
     def cdf(self, y: Tensor) -> Float[Tensor, "B *event"]:
         """Predictive distribution function at ``y (B, *event)``, elementwise."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import torch
 
@@ -22,9 +23,9 @@ def derive(seed: int, *place: object) -> int:
         >>> derive(0, "noise", 1) != derive(0, "noise", 2)
         True
     """
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, Integral):  # numpy's whole numbers are fine
         raise TypeError(f"seed must be an integer, got {type(seed).__name__} {seed!r}")
-    text = "/".join(str(part) for part in (seed, *place))
+    text = "/".join(str(part) for part in (int(seed), *place))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

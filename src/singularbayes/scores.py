@@ -11,10 +11,9 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 __all__ = [
     "default",
@@ -28,7 +27,7 @@ __all__ = [
     "total_variance",
 ]
 
-Score = Callable[[Any], "Tensor"]
+Score = Callable[[Any], Tensor]
 
 ROUNDING = 1e-14  # nats; below it a float64 mutual information is rounding, not disagreement
 

@@ -29,22 +29,29 @@ def around(value: float, half: float = 0.02) -> Interval:
     return Interval(value, value - half, value + half)
 
 
+def share(value: float, half: float) -> Interval:
+    return Interval(min(value, 1.0), max(value - half, 0.0), min(value + half, 1.0))
+
+
 def ranking(auroc: float, half: float = 0.02) -> dict:
     return {
-        "auroc": around(auroc, half),
-        "average_precision_out": around(auroc - 0.1, half),
-        "average_precision_in": around(auroc + 0.02, half),
-        "fpr95": around(1 - auroc, half),
+        "auroc": share(auroc, half),
+        "average_precision_out": share(auroc - 0.1, half),
+        "average_precision_in": share(auroc + 0.02, half),
+        "fpr95": share(1 - auroc, half),
     }
 
 
 def arrays(rng, n: int, shift: float, gap: float, labelled: bool = True) -> SetArrays:
-    """n cases of three classes, uncertainty moved by `shift` in log space, confidence above accuracy by `gap`."""
+    """n cases of three classes, log uncertainty moved by `shift`, confidence `gap` too high."""
     top = rng.uniform(0.4, 1.0, n)
     mean = np.stack([top, 0.6 * (1 - top), 0.4 * (1 - top)], 1)
     right = rng.uniform(size=n) < np.clip(top - gap, 0, 1)
     return SetArrays(
-        scores={"mutual_information": np.exp(rng.normal(-3 + shift, 0.7, n)), "entropy": rng.uniform(0, 1, n)},
+        scores={
+            "mutual_information": np.exp(rng.normal(-3 + shift, 0.7, n)),
+            "entropy": rng.uniform(0, 1, n),
+        },
         labels=np.zeros(n) if labelled else None,
         mean=mean,
         variance=None,
@@ -93,7 +100,10 @@ def regressor(name: str, auroc: float, coverage: float, *, seed=0) -> Evaluation
         y = rng.normal(size=n)
         mean = y + rng.normal(size=n)
         return SetArrays(
-            scores={"epistemic_variance": scale * rng.gamma(2, 1, n), "total_variance": 1 + rng.gamma(2, 1, n)},
+            scores={
+                "epistemic_variance": scale * rng.gamma(2, 1, n),
+                "total_variance": 1 + rng.gamma(2, 1, n),
+            },
             labels=y,
             mean=mean,
             variance=np.full(n, coverage**4),
@@ -126,7 +136,11 @@ def regressor(name: str, auroc: float, coverage: float, *, seed=0) -> Evaluation
 def diagnosis(near: float, far: float, gap: float = 0.0) -> Diagnosis:
     def criteria(a: float, labelled: bool) -> tuple[Criterion, ...]:
         word = "inverted: the model is MORE certain on it than on test data" if a < 0.48 else "a signal"
-        c = mass("test") if labelled else Criterion("C", "mass", NAN, NAN, NAN, "it has no labels", "not measured")
+        c = (
+            mass("test")
+            if labelled
+            else Criterion("C", "mass", NAN, NAN, NAN, "it has no labels", "not measured")
+        )
         return (
             Criterion("A", "ranking", a, a - 0.02, a + 0.02, word, "good" if a > 0.6 else "poor"),
             Criterion("B", "scale", 9 * a**3, 8 * a**3, 10 * a**3, "the mean uncertainty is larger", "good"),
@@ -138,7 +152,9 @@ def diagnosis(near: float, far: float, gap: float = 0.0) -> Diagnosis:
         status = "poor" if gap > 0.03 else "good"
         return Criterion("C", "mass (calibration error)", 0.02 + gap, 0.01 + gap, 0.03 + gap, said, status)
 
-    rank = Criterion("A", "uncertainty against error (Spearman)", 0.31, 0.27, 0.35, "more uncertain where wrong", "good")
+    rank = Criterion(
+        "A", "uncertainty against error (Spearman)", 0.31, 0.27, 0.35, "more uncertain where wrong", "good"
+    )
     return Diagnosis(
         name="made up",
         score="mutual_information",
@@ -163,10 +179,13 @@ def make_regressor():
 def make_entry():
     def entry(name: str, near: float, far: float, *, gap=0.0, half=0.02, seeds=1, numbers=21_890) -> Entry:
         evaluations = tuple(
-            classifier(name, near + 0.004 * s, far - 0.003 * s, gap=gap, half=half, seed=s) for s in range(seeds)
+            classifier(name, near + 0.004 * s, far - 0.003 * s, gap=gap, half=half, seed=s)
+            for s in range(seeds)
         )
         found = diagnosis(near, far, gap)
-        return Entry(name=name, evaluations=evaluations, diagnosis=found, numbers=numbers, seconds=12.3 * (near + 0.2))
+        return Entry(
+            name=name, evaluations=evaluations, diagnosis=found, numbers=numbers, seconds=12.3 * (near + 0.2)
+        )
 
     return entry
 
@@ -208,26 +227,33 @@ def sample_report(make_entry) -> Report:
         ),
         Panel(
             title="Which weights move together",
-            caption="Off the diagonal white means independent weights; coloured blocks are what low rank adds.",
+            caption="White means independent weights; coloured blocks are what low rank adds.",
             figure=correlation_pictures({"full rank": np.eye(24), "rank 3": low}),
         ),
         Panel(
             title="The variance field of the 1-D control",
             caption="In the shaded region there are no training points: the inner band should open there.",
             figure=variance_field(
-                x, fields, train=(train_x, np.sin(train_x) + rng.normal(0, 0.3, 60)), unfamiliar=[(4.0, 6.0)], styles=styles
+                x,
+                fields,
+                train=(train_x, np.sin(train_x) + rng.normal(0, 0.3, 60)),
+                unfamiliar=[(4.0, 6.0)],
+                styles=styles,
             ),
         ),
     ]
     return Report(
         title="Does the model know when it does not know?",
         recipe="icu: mortality after 48 hours, made-up numbers",
-        about={"Machine": "2 cores, 8 GB", "Versions": "singularbayes 0.1, torch 2.13.0, Python 3.12", "Date": "—"},
+        about={
+            "Machine": "2 cores, 8 GB",
+            "Versions": "singularbayes 0.1, torch 2.13.0, Python 3.12",
+        },
         entries=entries,
         diagnoses={entries[0].name: entries[0].diagnosis},
         figures=[*standard_panels(entries), *extra],
         notes=["Data: made up. Licence: none needed.", "The set “far” has no labels."],
-        command="singularbayes run icu --method mean_field --rank 15 --seeds 3 --out runs/icu && singularbayes report runs/icu",
+        command="singularbayes run icu --method mean_field --rank 15 --seeds 3 --out runs/icu",
     )
 
 
@@ -238,5 +264,10 @@ def regression_report(make_regressor) -> Report:
         for n, a, c in (("full rank", 0.38, 0.95), ("rank 4", 0.99, 0.81))
     ]
     return Report(
-        title="Air", recipe="beijing", about={}, entries=entries, figures=standard_panels(entries), command="x"
+        title="Air",
+        recipe="beijing",
+        about={},
+        entries=entries,
+        figures=standard_panels(entries),
+        command="x",
     )

@@ -36,8 +36,8 @@ def evaluate(
     Args:
         posterior: with ``predict(x, draws=, seed=)``, ``likelihood.task`` and ``info``.
         test: ``(X, y)``, tensors or arrays, rows first.
-        ood: set name -> ``(X, y)``, or ``X`` alone for data without labels. A tuple of two is always ``(X,
-            y)``.
+        ood: set name -> ``(X, y)``, or ``X`` alone for data without labels; a tuple of two is always
+            ``(X, y)``. X may be a dict or tuple of arrays, as the network takes it.
         draws: posterior draws of a prediction.
         bootstrap: resamples of the intervals; 0 for values alone.
         seed: of the draws and of the resamples.

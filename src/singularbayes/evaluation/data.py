@@ -31,8 +31,15 @@ def to_numpy(values: Any, name: str = "prediction") -> np.ndarray:
     return array
 
 
+def _parts(x: Any) -> list[Any]:
+    """The arrays of an input: itself, or those of a dict (entries of ``None`` left out) or tuple."""
+    if isinstance(x, Mapping):
+        return [part for part in x.values() if part is not None]
+    return list(x) if isinstance(x, tuple) else [x]
+
+
 def _rows_of(name: str, x: Any) -> int:
-    parts = x.values() if isinstance(x, Mapping) else (x,)
+    parts = _parts(x)
     if not parts or not all(hasattr(part, "shape") and len(part.shape) for part in parts):
         kind = type(x).__name__
         raise TypeError(f"set {name!r} is a {kind}; expected a tensor or array X, or (X, y) with rows first")
@@ -48,7 +55,7 @@ def checked(name: str, data: Any, task: str) -> Data:
     rows = _rows_of(name, x)
     if rows == 0:
         raise ValueError(f"set {name!r} is empty; expected at least one row")
-    for part in x.values() if isinstance(x, Mapping) else (x,):
+    for part in _parts(x):
         values = to_numpy(part, f"X of set {name!r}")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])

@@ -21,11 +21,12 @@ def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, se
     mean = to_numpy(predictive.mean)
     scores = {key: to_numpy(score(predictive)) for key, score in scores_module.for_task(task).items()}
     for values in (mean, *scores.values()):
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        bad = np.flatnonzero(~finite)
         if bad.size:
             raise ValueError(
-                f"predictions of set {name!r} are not finite in {bad.size} of {len(values)} rows, first in row "
-                f"{bad[0]}; the network has diverged or overflows on these inputs"
+                f"predictions of set {name!r} are not finite in {bad.size} of {len(values)} rows, "
+                f"first in row {bad[0]}; the network has diverged or overflows on these inputs"
             )
     variance = to_numpy(predictive.variance) if task == "gaussian" else None
     if data.labels is None:
@@ -54,7 +55,7 @@ def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, se
 def _log_prob(predictive: Any, labels: np.ndarray) -> Floats:
     import torch  # noqa: PLC0415 - only labelled sets need it
 
-    return to_numpy(predictive.log_prob(torch.fromto_numpy(labels)))
+    return to_numpy(predictive.log_prob(torch.from_numpy(labels)))
 
 
 def _number_rows(predictive: Any, mean: Floats, y: Floats) -> dict[str, Floats]:
@@ -74,5 +75,5 @@ def _number_rows(predictive: Any, mean: Floats, y: Floats) -> dict[str, Floats]:
         ),
         "interval_coverage": over_outputs((low <= y) & (y <= high)),
         "interval_width": over_outputs(high - low),
-        "cdf": to_numpy(predictive.cdf(torch.fromto_numpy(y))).reshape(len(y), -1),
+        "cdf": to_numpy(predictive.cdf(torch.from_numpy(y))).reshape(len(y), -1),
     }

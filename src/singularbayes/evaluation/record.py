@@ -19,7 +19,7 @@ from ..metrics import Interval
 from ..metrics.inputs import Floats
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas  # noqa: ICN001 - the name in annotations is absolute
 
 FORMAT = 1
 
@@ -80,9 +80,9 @@ class Evaluation:
         """The score that the task's results are stated with."""
         return scores_module.default(self.task)
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> pandas.DataFrame:
         """One line per measure: set, score, measure, value, low, high, and the prevalence of OOD rows."""
-        import pandas as pd  # noqa: PLC0415 - slow to import
+        import pandas  # noqa: PLC0415, ICN001 - slow to import
 
         lines = [("test", "", key, cell, math.nan) for key, cell in self.metrics.items()]
         for name, measures in self.ood_metrics.items():
@@ -90,7 +90,7 @@ class Evaluation:
         for name, by_score in self.ood.items():
             for score, measures in by_score.items():
                 lines += [(name, score, key, cell, self.prevalence[name]) for key, cell in measures.items()]
-        return pd.DataFrame(
+        return pandas.DataFrame(
             [(s, score, key, c.value, c.low, c.high, share) for s, score, key, c, share in lines],
             columns=["set", "score", "measure", "value", "low", "high", "prevalence"],
         )

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from ..distributions import MixtureDistribution, StoredDraws
 from ..model import Model

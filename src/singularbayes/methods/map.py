@@ -15,49 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..distributions import StoredDraws
 from ..model import Model
 from ..posterior import Posterior
-from .training import Bound, Training, fit_learner
+from .learner import BuildPoint
+from .training import Training, fit_learner
 
 __all__ = ["MAP"]
-
-
-class PointLearner:
-    """The trained vector is the weights themselves."""
-
-    def __init__(self, bound: Bound, start: Tensor, gradient: Tensor) -> None:
-        self.bound, self.gradient = bound, gradient
-        self.vector = bound.w
-
-    def draw(self, noise: torch.Generator) -> None:
-        return None
-
-    @torch.no_grad()
-    def finish(self, weight: float, progress: float) -> None:
-        if weight:
-            for block, prior in self.bound.model.prior_blocks:
-                self.gradient[block].add_(prior.negative_score(self.vector[block]), alpha=weight)
-
-    @torch.no_grad()
-    def regulariser(self) -> float:
-        return -self.bound.model.log_prior(self.vector).item()
-
-    def distribution(self) -> StoredDraws:
-        return StoredDraws(self.bound.row(self.vector.detach().clone()).unsqueeze(0))
-
-
-class BuildPoint:
-    """Makes a :class:`PointLearner`."""
-
-    def size(self, model: Model) -> int:
-        return model.layout.trained
-
-    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> PointLearner:
-        return PointLearner(bound, start, gradient)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from ..functions import call
 from ..model import Model
 from ..nn.masks import MaskedDropout
 from ..posterior import Posterior
-from .map import BuildPoint
+from .learner import BuildPoint
 from .training import Training, fit_learner
 
 __all__ = ["MCDropout"]

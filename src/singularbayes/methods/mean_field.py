@@ -29,7 +29,8 @@ from ..divergence import bound as kl_bound
 from ..model import BlockPrior, Model
 from ..posterior import Posterior
 from ..priors import ScaleMixture
-from .training import Bound, Training, fit_learner
+from .learner import Bound
+from .training import Training, fit_learner
 
 __all__ = ["MeanField"]
 

@@ -20,21 +20,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import checkpoint as files
-from ..data import Batches, Tensors, as_source, gather, to_device
+from ..data import Tensors, to_device
 from ..functions import call, evaluate, way_for
 from ..model import Model
-from ..parameters import owner
 from ..posterior import Posterior
 from ..random import forked, generator
+from .learner import Bound, Build, Prepared, first_rows, prepare
 from .progress import Progress, shown
 
-__all__ = ["Bound", "Learner", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
+__all__ = ["Run", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
 
 _CHECKPOINT_SECONDS = 20.0
 
@@ -99,125 +99,8 @@ class Training:
         object.__setattr__(self, "schedule", Schedule(self.schedule))
 
 
-class Bound:
-    """A private copy of a model's network, bound to flat tensors.
-
-    Attributes:
-        network: the copy, in train mode.
-        w: flat trained parameters ``(layout.trained,)``; the network's parameters are views of it.
-        likelihood_numbers: learned numbers of the likelihood, views of ``w`` too.
-    """
-
-    def __init__(self, model: Model, device: torch.device, gradient: Tensor, start: Tensor) -> None:
-        self.model, self.layout, self.device = model, model.layout, device
-        self.network = model.copy_network().to(device).train()
-        self.w = start[: self.layout.trained].clone()
-        self.likelihood_numbers: dict[str, Tensor] = {}
-        for name, parameter in self.network.named_parameters():
-            parameter.requires_grad_(False)
-        for slot in self.layout.of_kind("belief", "point", "likelihood"):
-            view, grad = (t[slot.start : slot.stop].view(slot.shape) for t in (self.w, gradient))
-            if slot.kind == "likelihood":
-                leaf = view.detach().requires_grad_()
-                self.likelihood_numbers[slot.name.partition(".")[2]] = leaf
-            else:
-                module, name = owner(self.network, slot.name)
-                leaf = getattr(module, name)
-                leaf.data = view
-                leaf.requires_grad_()
-            leaf.grad = grad
-
-    def row(self, trained: Tensor) -> Tensor:
-        """A full row ``(D,)``: trained entries, then the network's present statistics."""
-        statistics = [getattr(*owner(self.network, s.name)).detach().reshape(-1) for s in self.layout.of_kind("statistic")]
-        return torch.cat([trained, *[s.to(trained) for s in statistics]])
-
-
-class Learner(Protocol):
-    """What a method adds to the loop."""
-
-    vector: Tensor
-    gradient: Tensor
-    bound: Bound
-
-    def draw(self, noise: torch.Generator) -> None:
-        """Write the weights of this step into ``bound.w``."""
-        ...
-
-    def finish(self, weight: float, progress: float) -> None:
-        """Turn the network's gradient into the vector's; ``weight`` is ``T / N``, ``progress`` in epochs."""
-        ...
-
-    def regulariser(self) -> float:
-        """KL, or ``-log p(w)``, at the present state, in nats (logged once an epoch)."""
-        ...
-
-    def distribution(self) -> Any:
-        """The distribution over the flat vector at the present state."""
-        ...
-
-
-class Build(Protocol):
-    """Makes a learner: first the length of its trained vector, then the learner itself."""
-
-    def size(self, model: Model) -> int:
-        """Length of the trained vector; its first ``layout.trained`` entries match the network's parameters."""
-        ...
-
-    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> Learner:
-        """The learner, from the start row ``(D,)`` and the zeroed gradient of the vector."""
-        ...
-
-
 def _start(model: Model, device: torch.device) -> Tensor:
     return model.layout.flatten(model.network, model.likelihood.parameters).to(device)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Checked data on the training device."""
-
-    train: Batches
-    validation: Tensors | None
-
-
-def prepare(model: Model, settings: Training, train: Any, validation: Any, device: torch.device) -> Prepared:
-    """All checks of the data, before any work.
-
-    Raises:
-        ValueError: empty or non-finite data, labels out of range, shapes that the network refuses.
-    """
-    if settings.patience is not None and validation is None:
-        raise ValueError(f"patience={settings.patience} needs validation data: .fit(model, train, validation)")
-    source = as_source(train, model.dtype, model.takes_integers).to(device)
-    held = None if validation is None else gather(as_source(validation, model.dtype, model.takes_integers)).to(device)
-    probe = model.copy_network().to(device).eval()
-    checked = []
-    for part in (source, held):
-        if not isinstance(part, Tensors):
-            if part is not None:
-                x, y = next(iter(part.epoch(2, 0, 0, shuffle=False)))
-                with torch.no_grad():
-                    model.likelihood.labels(model.outputs(probe, to_device(x, device)).shape, y)
-            checked.append(part)
-            continue
-        if part.y is None:
-            raise ValueError("training and validation data need labels: pass (X, y)")
-        two = Tensors(_first(part.x, 2), part.y[:2])
-        with torch.no_grad():
-            shape = model.outputs(probe, two.x).shape
-        if len(shape) == 0 or shape[0] != two.num_data:
-            raise ValueError(f"the network gives outputs of shape {tuple(shape)} for {two.num_data} rows; the first axis "
-                             f"must be the batch")  # fmt: skip
-        y = model.likelihood.labels(torch.Size((part.num_data, *shape[1:])), part.y)
-        checked.append(Tensors(part.x, y.to(device)))
-    return Prepared(checked[0], checked[1])
-
-
-def _first(x: Any, rows: int) -> Any:
-    if isinstance(x, dict):
-        return {key: value[:rows] for key, value in x.items()}
-    return tuple(value[:rows] for value in x) if isinstance(x, tuple) else x[:rows]
 
 
 @dataclass
@@ -232,7 +115,7 @@ class State:
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
 
-class _Run:
+class Run:
     """One fit in progress."""
 
     def __init__(self, model: Model, settings: Training, build: Build, data: Prepared, device: torch.device, seed: int) -> None:
@@ -272,7 +155,7 @@ class _Run:
         count = self.data.train.num_data
         weight = settings.temperature / count
         noise = generator(self.seed, "noise", number, device=self.device)
-        total, seen = 0.0, 0
+        total, seen, step = 0.0, 0, 0
         checked = isinstance(self.data.train, Tensors)
         with forked(self.seed, "forward", number, device=self.device), self._train_mode():
             for x, y in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
@@ -284,9 +167,12 @@ class _Run:
                 self._set_rate(min(progress / settings.epochs, 1.0))
                 loss = self.step(x, y, weight, progress, noise).item()
                 if not math.isfinite(loss):
-                    raise _NotFinite(seen // settings.batch_size)
+                    raise _NotFinite(step)
                 total += loss * rows
                 seen += rows
+                step += 1
+        if not bool(torch.isfinite(self.learner.vector).all()):  # the last step's gradient was not finite
+            raise _NotFinite(step - 1)
         nll = total / seen
         return {"nll": nll, "objective": nll + weight * self.learner.regulariser()}
 
@@ -297,7 +183,8 @@ class _Run:
     @contextlib.contextmanager
     def _train_mode(self) -> Iterator[None]:
         self.bound.network.train()
-        yield
+        with torch.enable_grad():  # also inside a caller's no_grad
+            yield
         self.bound.network.eval()
 
     @torch.no_grad()
@@ -355,7 +242,7 @@ def _output_shape(model: Model, network: nn.Module, x: Any) -> torch.Size:
     """Output shape of a batch of a user's loader, from one row."""
     training = network.training
     with torch.no_grad():
-        shape = model.outputs(network.eval(), _first(x, 1)).shape
+        shape = model.outputs(network.eval(), first_rows(x, 1)).shape
     network.train(training)
     first = next(iter(x.values())) if isinstance(x, dict) else x[0] if isinstance(x, tuple) else x
     return torch.Size((len(first), *shape[1:]))
@@ -393,7 +280,7 @@ def fit_learner(
         ValueError: bad data, or a checkpoint of another fit.
     """
     device = torch.device(settings.device) if settings.device else model.device
-    run = _Run(model, settings, build, prepare(model, settings, data, validation, device), device, seed)
+    run = Run(model, settings, build, prepare(model, settings.patience, data, validation, device), device, seed)
     folder = None if checkpoint is None else Path(checkpoint)
     print_of_fit = _fingerprint(settings, run, seed)
     if folder is not None and (folder / "training.json").is_file():
@@ -407,7 +294,7 @@ def fit_learner(
     return posterior
 
 
-def _epochs(run: _Run, folder: Path | None, print_of_fit: str, validation_draws: int, display: Progress, facts: dict[str, Any]) -> None:
+def _epochs(run: Run, folder: Path | None, print_of_fit: str, validation_draws: int, display: Progress, facts: dict[str, Any]) -> None:
     state, settings = run.state, run.settings
     saved = time.monotonic()
     while state.epoch < settings.epochs and not state.stopped:
@@ -439,7 +326,7 @@ def _epochs(run: _Run, folder: Path | None, print_of_fit: str, validation_draws:
             saved = time.monotonic()
 
 
-def _info(run: _Run, facts: dict[str, Any]) -> dict[str, Any]:
+def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     state = run.state
     settings = {f.name: getattr(run.settings, f.name) for f in dataclasses.fields(run.settings) if f.name != "executor"}
     kept = state.best_epoch if run.best is not None else state.epoch
@@ -447,7 +334,7 @@ def _info(run: _Run, facts: dict[str, Any]) -> dict[str, Any]:
             "num_data": run.data.train.num_data, "settings": settings, "history": list(state.history)}  # fmt: skip
 
 
-def _warn_if_degenerate(run: _Run) -> None:
+def _warn_if_degenerate(run: Run) -> None:
     x, _ = next(iter(run.data.train.epoch(256, run.seed, 0, shuffle=False)))
     row = run.learner.distribution().mean.unsqueeze(0)
     network = run.bound.network.eval()
@@ -459,7 +346,7 @@ def _warn_if_degenerate(run: _Run) -> None:
 # Checkpoints
 
 
-def _fingerprint(settings: Training, run: _Run, seed: int) -> str:
+def _fingerprint(settings: Training, run: Run, seed: int) -> str:
     """What must be equal for a checkpoint to be of the same fit: all settings but the number of epochs, seed, data, start."""
     own = {f.name: str(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.name not in ("epochs", "device")}
     if settings.schedule is not Schedule.CONSTANT:
@@ -476,13 +363,13 @@ def _fingerprint(settings: Training, run: _Run, seed: int) -> str:
     return digest.hexdigest()
 
 
-def _save(run: _Run, folder: Path, print_of_fit: str) -> None:
+def _save(run: Run, folder: Path, print_of_fit: str) -> None:
     tensors = {f"now.{name}": t for name, t in run.good.items()}
     tensors |= {f"best.{name}": t for name, t in (run.best or {}).items()}
     files.write_pair(folder, "training", tensors, {"fit": print_of_fit, **dataclasses.asdict(run.state), "best_loss": str(run.state.best_loss)})
 
 
-def _resume(run: _Run, folder: Path, print_of_fit: str) -> None:
+def _resume(run: Run, folder: Path, print_of_fit: str) -> None:
     tensors, content = files.read_pair(folder, "training")
     if content.pop("fit") != print_of_fit:
         raise ValueError(f"{folder} holds a checkpoint of another fit (settings, data, seed or start differ); choose "

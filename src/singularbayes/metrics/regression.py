@@ -88,13 +88,13 @@ def regression_calibration_error(cdf: ArrayLike, levels: int = LEVELS) -> float:
     The levels p are evenly spaced inside (0, 1): .05, .10, ..., .95 by default.
 
     Args:
-        cdf: the predictive distribution function at each outcome, ``F_i(y_i)``, in [0, 1]; ``(N,)`` or ``(N,
-            k)``.
+        cdf: the predictive distribution function at each outcome, ``F_i(y_i)`` in [0, 1], of shape ``(N,)``
+            or ``(N, k)``.
         levels: number of levels.
 
     Example:
         >>> round(regression_calibration_error([0.5, 0.5], levels=3), 6)
-        0.166667
+        0.333333
     """
     values = numbers(cdf, "cdf")
     if values.min() < -1e-6 or values.max() > 1 + 1e-6:

@@ -1,7 +1,12 @@
 """Figures and the HTML report."""
 
 from singularbayes.report.content import Entry, Panel, Report
-from singularbayes.report.covariance import Field, correlation_pictures, uncertainty_by_distance, variance_field
+from singularbayes.report.covariance import (
+    Field,
+    correlation_pictures,
+    uncertainty_by_distance,
+    variance_field,
+)
 from singularbayes.report.estimate import Estimate, pool
 from singularbayes.report.figures import (
     coverage_curve,

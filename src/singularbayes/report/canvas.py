@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """A figure of `width` x `height` inches on the Agg canvas, unknown to pyplot, so no window and no leak."""
+    """A figure of `width` x `height` inches on the Agg canvas; pyplot does not know it: no window."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

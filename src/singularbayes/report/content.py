@@ -51,9 +51,13 @@ class Entry:
 
     def __post_init__(self) -> None:
         if not self.name.strip():
-            raise ValueError("got an entry with an empty name; expected a name: the tables cannot tell it apart")
+            raise ValueError(
+                "got an entry with an empty name; expected a name: the tables cannot tell it apart"
+            )
         if not self.evaluations:
-            raise ValueError(f"got no evaluation for {self.name!r}; expected at least one: run sb.evaluate first")
+            raise ValueError(
+                f"got no evaluation for {self.name!r}; expected at least one: run sb.evaluate first"
+            )
         tasks = sorted({evaluation.task for evaluation in self.evaluations})
         if len(tasks) > 1:
             raise ValueError(f"the seeds of {self.name!r} have the tasks {tasks}; expected one task")
@@ -71,7 +75,7 @@ class Report:
     Args:
         title: the heading.
         recipe: what was run, in a few words.
-        about: name -> value of what a reader needs to repeat or trust it: machine, versions, data, licence, date.
+        about: name -> value of what a reader needs to trust it: machine, versions, data, licence.
         entries: the methods, at least one, names unique, one task.
         diagnoses: entry name -> a diagnosis to print in full, its `text()`, in a fold below the dials.
         figures: the panels, in order.
@@ -99,7 +103,9 @@ class Report:
             raise ValueError(f"got the method names {names}; expected each name once: rename one of them")
         tasks = sorted({entry.task for entry in self.entries})
         if len(tasks) > 1:
-            raise ValueError(f"got entries of the tasks {tasks}; expected one: write one report for each task")
+            raise ValueError(
+                f"got entries of the tasks {tasks}; expected one: write one report for each task"
+            )
         strangers = sorted(set(self.diagnoses) - set(names))
         if strangers:
             raise ValueError(f"got diagnoses of {strangers}; expected names among the entries {names}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
@@ -19,7 +21,7 @@ Styles = Mapping[str, MethodStyle]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Field:
-    """A predictive on a 1-D grid: mean, standard deviation in all and its epistemic part, each (G,), in units of y."""
+    """A predictive on a 1-D grid: mean, total std and its epistemic part, each (G,), in units of y."""
 
     mean: ArrayLike
     total_std: ArrayLike
@@ -92,7 +94,7 @@ def correlation_pictures(
     limit: float | None = None,
     label: str = "correlation of two weights",
 ) -> Figure:
-    """Correlation matrices side by side on one colour scale: full rank is the identity, low rank shows blocks.
+    """Correlation matrices on one colour scale: full rank is the identity, low rank shows blocks.
 
     Args:
         matrices: title -> (d, d) correlation matrix; sizes may differ.
@@ -125,18 +127,21 @@ def correlation_pictures(
         rows, columns = grid(len(arrays))
         figure = blank_figure(0.9 + 2.5 * max(columns, 1), 2.75 * rows)
         axes = figure.subplots(rows, columns, squeeze=False)
-        image = None
+        scale = Normalize(-limit, limit)
         for ax, (name, m) in zip(axes.ravel(), arrays.items(), strict=False):
-            image = ax.imshow(m, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+            ax.imshow(m, cmap="RdBu_r", norm=scale, interpolation="nearest")
             ax.set_title(plain(name))
             ax.set_xticks([])
             ax.set_yticks([])
             ax.set_xlabel(f"{m.shape[0]} weights", fontsize=8)
         for ax in axes.ravel()[len(arrays) :]:
             ax.set_visible(False)
-        assert image is not None  # `_some` saw at least one matrix
         bar = figure.colorbar(
-            image, ax=axes, extend="both" if limit < 1 else "neither", shrink=0.8, fraction=0.05
+            ScalarMappable(scale, "RdBu_r"),
+            ax=axes,
+            extend="both" if limit < 1 else "neither",
+            shrink=0.8,
+            fraction=0.05,
         )
         bar.set_label(plain(label))
     return figure
@@ -176,7 +181,7 @@ def variance_field(
     with drawing():
         rows, columns = grid(len(fields))
         figure = blank_figure(max(4.8, 2.55 * columns), 2.0 * rows + 2.3)
-        upper, lower = figure.subfigures(2, 1, height_ratios=(2.0 * rows, 2.3))
+        upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(2.0 * rows, 2.3))[:, 0]
         axes = upper.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         below = lower.subplots()
         for ax, (method, field) in zip(axes, fields.items(), strict=False):

@@ -13,15 +13,16 @@ from singularbayes.report.figures import HasInterval
 
 # Where a measure ends by definition, so that a pooled interval does not pass it.
 _UNIT = {
-    "accuracy", "expected_calibration_error", "error_average_precision", "success_average_precision", "auroc",
-    "average_precision_out", "average_precision_in", "fpr95", "interval_coverage", "regression_calibration_error",
+    "accuracy", "expected_calibration_error", "error_average_precision", "success_average_precision",
+    "auroc", "average_precision_out", "average_precision_in", "fpr95", "interval_coverage",
+    "regression_calibration_error",
 }  # fmt: skip
 _POSITIVE = {"brier", "rmse", "mae", "crps", "interval_width"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value with its 95% interval; nan = undefined. `seeds` were run, in `defined` of them the value exists."""
+    """A value with its 95% interval; nan = undefined. It exists in `defined` of the `seeds` run."""
 
     value: float
     low: float
@@ -40,7 +41,7 @@ class Estimate:
         return self.exists and math.isfinite(self.low) and math.isfinite(self.high)
 
     def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals share a point. One without an interval counts as overlapping: not told apart."""
+        """Whether the intervals share a point; without one of them nothing is told apart, so True."""
         if not (self.bounded and other.bounded):
             return True
         return self.low <= other.high and other.low <= self.high
@@ -49,10 +50,10 @@ class Estimate:
 def pool(intervals: Iterable[HasInterval | None], measure: str = "") -> Estimate | None:
     """The mean over the seeds, with an interval for both the test cases and the training.
 
-    One seed: its bootstrap interval as it is. n > 1 seeds: `value = mean`, `low = value - sqrt(b^2 + h^2)`, b the
-    mean bootstrap half-width below (the seeds share the test cases, so it does not shrink with n) and
-    `h = t_{n-1,.975} sd / sqrt(n)` of the seeds' values; above likewise: the noise of the cases and that of training
-    are added as independent.
+    One seed: its bootstrap interval as it is. n > 1 seeds: `value = mean`, `low = value - sqrt(b^2 + h^2)`,
+    b the mean bootstrap half-width below (the seeds share the test cases, so it does not shrink with n) and
+    `h = t_{n-1,.975} sd / sqrt(n)` of the seeds' values; above likewise: the noise of the cases and that of
+    training are added as independent.
 
     Args:
         intervals: one a seed; None where that seed did not measure it.
@@ -63,7 +64,7 @@ def pool(intervals: Iterable[HasInterval | None], measure: str = "") -> Estimate
 
     Example:
         >>> from types import SimpleNamespace as N
-        >>> pool([N(value=.8, low=.7, high=.9)], "auroc").high
+        >>> pool([N(value=0.8, low=0.7, high=0.9)], "auroc").high
         0.9
     """
     given = list(intervals)
@@ -102,6 +103,8 @@ def number(value: float | None) -> str:
         return "infinite" if value > 0 else "minus infinite"
     if value == 0 or 0.001 <= abs(value) < 1000:
         text = f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+    elif 1e-4 <= abs(value) < 0.001:
+        text = f"{value:.4f}"
     elif abs(value) >= 1000 and abs(value) < 1e7:
         text = f"{value:,.0f}"
     else:
@@ -113,7 +116,7 @@ def span(estimate: Estimate | None) -> str:
     """The interval in words, empty where there is none.
 
     Example:
-        >>> span(Estimate(value=.9, low=.88, high=.92, defined=1, seeds=1))
+        >>> span(Estimate(value=0.9, low=0.88, high=0.92, defined=1, seeds=1))
         '0.880 to 0.920'
     """
     return f"{number(estimate.low)} to {number(estimate.high)}" if estimate and estimate.bounded else ""

@@ -1,9 +1,9 @@
-"""Figures of a report: arrays in, a matplotlib `Figure` out. Nothing global is changed and no window is opened."""
+"""Figures of a report: arrays in, a matplotlib `Figure` out. Nothing global is changed, no window opens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -44,8 +44,8 @@ def uncertainty_histograms(
 ) -> Figure:
     """Histograms of uncertainty, one row a method, the SAME bins for all methods and sets.
 
-    Heights are shares of each set's cases, so sets of different size compare. Values below the first edge (exact
-    zeros on a log axis) count in the first bin.
+    Heights are shares of each set's cases, so sets of different size compare. Values below the first edge
+    (exact zeros on a log axis) count in the first bin.
 
     Args:
         scores: method -> set -> (B,) uncertainty; the first set is the familiar one (grey).
@@ -75,8 +75,8 @@ def uncertainty_histograms(
         axes = figure.subplots(len(data), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for ax, (method, sets) in zip(axes, data.items(), strict=True):
             ax.set_title(plain(method), color=styles[method].color, fontweight="bold")
-            for name, values in sets.items():
-                values = np.clip(values[np.isfinite(values)], edges[0], edges[-1])
+            for name, raw in sets.items():
+                values = np.clip(raw[np.isfinite(raw)], edges[0], edges[-1])
                 if values.size == 0:
                     continue
                 share = np.histogram(values, edges)[0] / values.size
@@ -188,10 +188,10 @@ def coverage_curve(
     *,
     styles: Styles | None = None,
 ) -> Figure:
-    """Share of cases inside the central interval against its nominal level: regression's reliability diagram.
+    """Share of cases inside the central interval against its level: regression's reliability diagram.
 
-    The interval is the Gaussian's with the predictive mean and total variance, `mean +- z sqrt(variance)`; it is
-    NOT the quantile interval of a mixture of draws. Event axes are flattened.
+    The interval is the Gaussian's with the predictive mean and total variance, `mean +- z sqrt(variance)`; it
+    is NOT the quantile interval of a mixture of draws. Event axes are flattened.
 
     Args:
         mean: method -> predictive mean, the shape of y, units of y.
@@ -222,8 +222,8 @@ def coverage_curve(
             spread = np.asarray(variance[method], dtype=np.float64)
             if centre.shape != target.shape or spread.shape != target.shape:
                 raise ValueError(
-                    f"mean and variance of {method!r} have shapes {centre.shape} and {spread.shape}; expected that of "
-                    f"y, {target.shape}"
+                    f"mean and variance of {method!r} have shapes {centre.shape} and {spread.shape}; "
+                    f"expected that of y, {target.shape}"
                 )
             distance = np.abs(target - centre) / np.sqrt(np.maximum(spread, np.finfo(float).tiny))
             observed = (distance.ravel()[:, None] <= z).mean(axis=0)
@@ -281,8 +281,10 @@ def forest_plot(
                 _forest_row(ax, row, members.get(method), styles[method])
             if reference is not None:
                 ax.axvline(reference, color=NEUTRAL, linewidth=1, linestyle=":")
-                note = dict(textcoords="offset points", fontsize=7.5, color=NEUTRAL)
-                ax.annotate(plain(reference_label), (reference, len(methods) - 0.45), xytext=(3, 0), **note)
+                at = (reference, len(methods) - 0.45)
+                ax.annotate(
+                    plain(reference_label), at, (3, 0), textcoords="offset points", size=7.5, color=NEUTRAL
+                )
             ax.set(xlabel=plain(label), ylim=(len(methods) - 0.3, -0.6))
             ax.tick_params(axis="y", length=0)
             ax.spines["left"].set_visible(False)

@@ -16,7 +16,15 @@ from matplotlib.figure import Figure
 
 from singularbayes.report.content import Panel, Report
 from singularbayes.report.palette import MethodStyle, drawing, method_styles
-from singularbayes.report.tables import dials, inside_dials, label_tables, main_table, prevalence, set_table
+from singularbayes.report.tables import (
+    cause,
+    dials,
+    inside_dials,
+    label_tables,
+    main_table,
+    prevalence,
+    set_table,
+)
 from singularbayes.report.verdict import GAP, SCORES, verdict
 
 # A vector picture above this many bytes (a scatter of 1e5 points, say) becomes pixels.
@@ -40,10 +48,10 @@ def picture(figure: Figure) -> str:
     """A figure as a data URI: SVG, or PNG where the SVG is above 400 kB. Scripts cannot run inside it.
 
     Args:
-        figure: a matplotlib figure; it is drawn, not changed.
+        figure: a matplotlib figure.
 
     Returns:
-        `data:image/...;base64,...`, the same for the same figure.
+        `data:image/...;base64,...`, the same bytes for a figure made again in the same way.
     """
     with drawing(), warnings.catch_warnings():
         # A name in a script that the figure font lacks is drawn as boxes; the page's text still shows it.
@@ -77,11 +85,16 @@ def render(report: Report) -> str:
         report: what it shows.
 
     Returns:
-        HTML; equal for equal reports (no time of writing, no random number).
+        HTML; the same bytes for a report made again in the same way: no time of writing, no random number.
 
     Example:
-        >>> render(report).startswith("<!doctype html>")  # doctest: +SKIP
-        True
+        >>> from singularbayes.evaluation import Evaluation
+        >>> from singularbayes.report import Entry
+        >>> found = Evaluation("a", "categorical", 8, 0, 0, {}, {}, {}, {}, {}, {})
+        >>> entry = Entry(name="a", evaluations=(found,), diagnosis=None, numbers=3, seconds=1.0)
+        >>> page = render(Report(title="T", recipe="r", about={}, entries=[entry], command="c"))
+        >>> page[:15], "not measured" in page
+        ('<!doctype html>', True)
     """
     names = [entry.name for entry in report.entries]
     seeds = [list(dict.fromkeys(e.seed for e in entry.evaluations)) for entry in report.entries]
@@ -104,8 +117,7 @@ def render(report: Report) -> str:
             {
                 "name": name,
                 "dials": [dials(entry, name) for entry in report.entries],
-                "cause": [entry.diagnosis.points_to(name) if entry.diagnosis and name in entry.diagnosis.criteria
-                          else "" for entry in report.entries],
+                "causes": [cause(entry, name) for entry in report.entries],
                 "columns": set_table(report, name),
                 "prevalence": prevalence(report, name),
                 "cases": _cases(report, name),
@@ -150,7 +162,9 @@ def write(report: Report, path: str | Path) -> Path:
     """
     path = Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"got the folder {path}; expected a file: give a name such as {path / 'report.html'}")
+        raise IsADirectoryError(
+            f"got the folder {path}; expected a file: give a name such as {path / 'report.html'}"
+        )
     text = render(report).encode("utf-8", errors="replace")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -161,8 +175,8 @@ def write(report: Report, path: str | Path) -> Path:
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(draft, 0o666 & ~mask)  # mkstemp's 0600 would hide the report from colleagues
-        os.replace(draft, path)
+        Path(draft).chmod(0o666 & ~mask)  # mkstemp's 0600 would hide the report from colleagues
+        Path(draft).replace(path)
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise

@@ -101,7 +101,7 @@ def resolve(names: Sequence[str], styles: Mapping[str, MethodStyle] | None) -> M
 
 
 def plain(text: str) -> str:
-    r"""`text` as matplotlib prints it letter by letter: no mathematics between dollars, no hidden legend label.
+    r"""`text` as matplotlib prints it letter by letter: no mathematics in dollars, no hidden label.
 
     Example:
         >>> plain("cost in $")
@@ -113,6 +113,6 @@ def plain(text: str) -> str:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The report's drawing defaults, for the duration of a `with` block; the user's settings come back after it."""
+    """The report's drawing defaults inside a `with` block; the user's settings come back after it."""
     with matplotlib.style.context(["default", _SETTINGS]):
         yield

@@ -17,7 +17,9 @@ from singularbayes.report.palette import MethodStyle, method_styles
 from singularbayes.report.verdict import SCORES, confidence_and_hits, ood_estimate
 
 
-def standard_panels(entries: Sequence[Entry], styles: Mapping[str, MethodStyle] | None = None) -> tuple[Panel, ...]:
+def standard_panels(
+    entries: Sequence[Entry], styles: Mapping[str, MethodStyle] | None = None
+) -> tuple[Panel, ...]:
     """Forest plot of the AUROC, histograms of uncertainty, and reliability or coverage on each labelled set.
 
     Histograms and curves show the first seed; the forest plot pools all seeds.
@@ -56,8 +58,8 @@ def _forest(
         groups[unfamiliar] = {name: estimate for name, estimate in found.items() if estimate is not None}
     return Panel(
         title="How well uncertainty ranks unfamiliar cases",
-        caption="Further right is better; two methods whose bars overlap are not told apart, and left of the dotted "
-        "line the ranking is upside down.",
+        caption="Further right is better; two methods whose bars overlap are not told apart, and left of "
+        "the dotted line the ranking is upside down.",
         figure=forest_plot(groups, label=f"AUROC by {words}", reference=0.5, styles=styles),
     )
 
@@ -76,8 +78,8 @@ def _histograms(
     unit = "" if entries[0].task == "gaussian" else " (nats)"
     return Panel(
         title="Uncertainty on familiar and unfamiliar cases",
-        caption="The further an outline lies to the right of the grey area, the better that method sees that the set "
-        "is unfamiliar; all rows share their bins (first seed).",
+        caption="The further an outline lies to the right of the grey area, the better that method sees that "
+        "the set is unfamiliar; all rows share their bins (first seed).",
         figure=uncertainty_histograms(scores, label=words + unit, styles=styles),
     )
 
@@ -92,8 +94,8 @@ def _reliability(entries: Sequence[Entry], name: str, styles: Mapping[str, Metho
         return None
     return Panel(
         title=f"Reliability on “{name}”",
-        caption="A line below the dotted diagonal is over-confident there; short columns below mean few cases and "
-        "little weight (first seed, bars are 95% intervals).",
+        caption="A line below the dotted diagonal is over-confident there; short columns below mean few "
+        "cases and little weight (first seed, bars are 95% intervals).",
         figure=reliability_diagram(confidence, correct, styles=styles),
     )
 
@@ -110,6 +112,7 @@ def _coverage(entries: Sequence[Entry], name: str, styles: Mapping[str, MethodSt
         return None
     return Panel(
         title=f"Coverage on “{name}”",
-        caption="A curve below the dotted diagonal holds fewer cases than it claims: over-confident (first seed).",
+        caption="A curve below the dotted diagonal holds fewer cases than it claims: it is over-confident "
+        "(first seed).",
         figure=coverage_curve(means, variances, target, styles=styles),
     )

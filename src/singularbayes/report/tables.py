@@ -10,7 +10,7 @@ from itertools import groupby
 from singularbayes.diagnosis import Criterion
 from singularbayes.report.content import Entry, Report
 from singularbayes.report.estimate import Estimate, duration, number, span
-from singularbayes.report.verdict import SCORES, ood_estimate, test_estimate
+from singularbayes.report.verdict import SCORES, metric_estimate, ood_estimate
 
 NAMES = {
     "accuracy": "Accuracy",
@@ -30,8 +30,9 @@ NAMES = {
 # 1 = higher is better, -1 = lower is better; a measure without an entry is never bold (coverage, width).
 BETTER = {
     "accuracy": 1, "negative_log_likelihood": -1, "brier": -1, "expected_calibration_error": -1,
-    "error_average_precision": 1, "success_average_precision": 1, "auroc": 1, "rmse": -1, "mae": -1, "crps": -1,
-    "regression_calibration_error": -1, "average_precision_out": 1, "average_precision_in": 1, "fpr95": -1,
+    "error_average_precision": 1, "success_average_precision": 1, "auroc": 1, "rmse": -1, "mae": -1,
+    "crps": -1, "regression_calibration_error": -1, "average_precision_out": 1, "average_precision_in": 1,
+    "fpr95": -1,
 }  # fmt: skip
 FIRST = {
     "categorical": ("accuracy", "negative_log_likelihood", "expected_calibration_error"),
@@ -62,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns, and the (heading, width) of neighbours with one group; no groups where all columns have none."""
+    """Columns, and the (heading, width) of neighbours with one group; none where no column has one."""
 
     columns: tuple[Column, ...]
     groups: tuple[tuple[str, int], ...]
@@ -87,7 +88,9 @@ class Dial:
 
 def grouped(columns: Sequence[Column]) -> Table:
     """The columns with their shared headings."""
-    groups = tuple((name, len(list(part))) for name, part in groupby(columns, key=lambda column: column.group))
+    groups = tuple(
+        (name, len(list(part))) for name, part in groupby(columns, key=lambda column: column.group)
+    )
     return Table(columns=tuple(columns), groups=groups if any(name for name, _ in groups) else ())
 
 
@@ -130,39 +133,39 @@ def _cell(estimate: Estimate | None, best: bool) -> Cell:
     if estimate is None or not estimate.exists:
         return Cell(text=number(estimate.value if estimate else None), missing=True)
     note = f"in {estimate.defined} of {estimate.seeds} seeds" if estimate.defined < estimate.seeds else ""
-    return Cell(text=number(estimate.value), interval=" ".join(filter(None, (span(estimate), note))), best=best)
+    return Cell(
+        text=number(estimate.value), interval=" ".join(filter(None, (span(estimate), note))), best=best
+    )
 
 
 def main_table(report: Report) -> Table:
-    """Trained numbers, training time, test measures, AUROC on each unfamiliar set by both scores."""
+    """Trained numbers, test measures, AUROC on each unfamiliar set by both scores, training time."""
     entries, task = report.entries, report.task
     numbers = tuple(Cell(text=f"{entry.numbers:,}") for entry in entries)
     seconds = tuple(
         Cell(text=duration(entry.seconds), missing=not math.isfinite(entry.seconds)) for entry in entries
     )
-    columns = [
-        Column(head="Trained numbers", sub="", cells=numbers, group="Cost"),
-        Column(head="Training", sub="one seed", cells=seconds, group="Cost"),
-    ]
-    columns += [test_column(entries, measure, group="Test set") for measure in FIRST[task]]
+    columns = [Column(head="Trained numbers", sub="", cells=numbers)]
+    columns += [metric_column(entries, measure, group="Test set") for measure in FIRST[task]]
     for unfamiliar in report.unfamiliar:
         for score, words in SCORES[task]:
             group = f"AUROC, “{unfamiliar}” against test"
-            columns.append(_ood_column(entries, unfamiliar, score, "auroc", head=f"by {words}", sub="↑", group=group))
-    return grouped(columns)
+            columns.append(
+                _ood_column(entries, unfamiliar, score, "auroc", head=f"by {words}", sub="↑", group=group)
+            )
+    return grouped([*columns, Column(head="Training", sub="one seed", cells=seconds)])
 
 
-def test_column(
+def metric_column(
     entries: Sequence[Entry], measure: str, unfamiliar: str | None = None, group: str = ""
 ) -> Column:
     """A column of a test measure, on the test set or on a labelled unfamiliar set."""
     arrow = {1: "↑", -1: "↓", 0: ""}[BETTER.get(measure, 0)]
     sub = "target 0.95" if measure == "interval_coverage" else arrow
     head = NAMES.get(measure, measure.replace("_", " "))
-    return column(entries, head, sub, measure, lambda entry: test_estimate(entry, measure, unfamiliar), group)
-
-
-test_column.__test__ = False  # type: ignore[attr-defined]  # a function of the page, not a test
+    return column(
+        entries, head, sub, measure, lambda entry: metric_estimate(entry, measure, unfamiliar), group
+    )
 
 
 def set_table(report: Report, unfamiliar: str) -> Table:
@@ -170,8 +173,8 @@ def set_table(report: Report, unfamiliar: str) -> Table:
     share = prevalence(report, unfamiliar)
     kinds = (
         ("auroc", "AUROC\u00a0↑", 0.5),
-        ("average_precision_out", "AUPR-Out\u00a0↑", share),
-        ("average_precision_in", "AUPR-In\u00a0↑", None if share is None else 1 - share),
+        ("average_precision_out", "AUPR\u2011Out\u00a0↑", share),
+        ("average_precision_in", "AUPR\u2011In\u00a0↑", None if share is None else 1 - share),
         ("fpr95", "FPR at 95% TPR\u00a0↓", 0.95),
     )
     return grouped(
@@ -188,7 +191,12 @@ def set_table(report: Report, unfamiliar: str) -> Table:
 
 def prevalence(report: Report, unfamiliar: str) -> float | None:
     """Share of out-of-distribution cases in the comparison; None where not stored."""
-    found = [e.prevalence[unfamiliar] for entry in report.entries for e in entry.evaluations if unfamiliar in e.prevalence]
+    found = [
+        e.prevalence[unfamiliar]
+        for entry in report.entries
+        for e in entry.evaluations
+        if unfamiliar in e.prevalence
+    ]
     return found[0] if found and math.isfinite(found[0]) else None
 
 
@@ -203,7 +211,7 @@ def label_tables(report: Report) -> list[tuple[str, Table]]:
         ]
         measures = list(dict.fromkeys(m for metrics in sets for m in metrics))
         if measures:
-            columns = [test_column(report.entries, m, unfamiliar) for m in measures]
+            columns = [metric_column(report.entries, m, unfamiliar) for m in measures]
             tables.append((unfamiliar or "test", grouped(columns)))
     return tables
 
@@ -217,7 +225,7 @@ def _ood_column(
 
 
 def dials(entry: Entry, unfamiliar: str) -> list[Dial]:
-    """The criteria of one method on one set, as the diagnosis gives them; all three "not measured" without one."""
+    """The criteria of one method on one set, as the diagnosis gives them, else "not measured"."""
     criteria = () if entry.diagnosis is None else entry.diagnosis.criteria.get(unfamiliar, ())
     found = [_dial(criterion) for criterion in criteria]
     keys = {dial.key for dial in found}
@@ -238,6 +246,14 @@ def inside_dials(entry: Entry) -> list[Dial]:
     return sorted((_dial(criterion) for criterion in criteria), key=lambda dial: dial.key)
 
 
+def cause(entry: Entry, unfamiliar: str) -> str:
+    """What the diagnosis points to on one set; empty where nothing is poor."""
+    if entry.diagnosis is None or unfamiliar not in entry.diagnosis.criteria:
+        return ""
+    criteria = (*entry.diagnosis.criteria[unfamiliar], *entry.diagnosis.in_distribution)
+    return entry.diagnosis.points_to(unfamiliar) if any(c.status == "poor" for c in criteria) else ""
+
+
 def _dial(criterion: Criterion) -> Dial:
     low_end, high_end, reference, log, ends = _scale(criterion)
 
@@ -253,7 +269,8 @@ def _dial(criterion: Criterion) -> Dial:
     times = "×" if criterion.key == "B" and value is not None and math.isfinite(value) else ""
     return Dial(
         key=criterion.key, name=criterion.name, text=times + number(value), interval=span(estimate),
-        verdict=criterion.verdict, status=criterion.status, point=place(criterion.value), low=place(criterion.low),
+        verdict=criterion.verdict, status=criterion.status,
+        point=place(criterion.value), low=place(criterion.low),
         high=place(criterion.high), reference=None if reference is None else place(reference), ends=ends,
     )  # fmt: skip
 

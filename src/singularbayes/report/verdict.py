@@ -39,13 +39,10 @@ def ood_estimate(entry: Entry, unfamiliar: str, score: str, measure: str) -> Est
     return pool(found, measure)
 
 
-def test_estimate(entry: Entry, measure: str, unfamiliar: str | None = None) -> Estimate | None:
+def metric_estimate(entry: Entry, measure: str, unfamiliar: str | None = None) -> Estimate | None:
     """One measure on the test set, or on a labelled out-of-distribution set, over the entry's seeds."""
     sets = [e.metrics if unfamiliar is None else e.ood_metrics.get(unfamiliar, {}) for e in entry.evaluations]
     return pool([metrics.get(measure) for metrics in sets], measure)
-
-
-test_estimate.__test__ = False  # type: ignore[attr-defined]  # a function of the page, not a test
 
 
 def confidence_gap(entry: Entry, name: str) -> Estimate | None:
@@ -85,10 +82,10 @@ def confidence_and_hits(arrays: SetArrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 def verdict(report: Report) -> list[Finding]:
-    """The findings in reading order: ranking per set, inversion, confidence, cost.
+    """The findings in reading order: ranking per set, inversion, confidence.
 
-    A method is called best only where its 95% interval overlaps no other's, the rule of the tables' bold. Where it
-    does overlap, the difference to the runner-up on the same cases is given beside it.
+    A method is called best only where its 95% interval overlaps no other's, the rule of the tables' bold.
+    Where it does overlap, the difference to the runner-up on the same cases is given beside it.
 
     Args:
         report: the report.
@@ -98,7 +95,9 @@ def verdict(report: Report) -> list[Finding]:
     """
     findings = [_ranking(report.entries, name, report.task) for name in report.unfamiliar]
     if not findings:
-        findings.append(Finding(topic="Ranking", text="No out-of-distribution set was measured.", tone="neutral"))
+        findings.append(
+            Finding(topic="Ranking", text="No out-of-distribution set was measured.", tone="neutral")
+        )
     else:
         findings.append(_inversion(report.entries, report.unfamiliar, report.task))
     findings.append(_coverage(report) if report.task == "gaussian" else _confidence(report))
@@ -111,44 +110,44 @@ def _ranking(entries: Sequence[Entry], unfamiliar: str, task: str) -> Finding:
     found = [(entry.name, ood_estimate(entry, unfamiliar, score, "auroc")) for entry in entries]
     ranked = sorted(((n, e) for n, e in found if e is not None and e.exists), key=lambda item: -item[1].value)
     if not ranked:
-        return Finding(topic=topic, text="The AUROC is undefined or not measured for every method.", tone="neutral")
+        return Finding(
+            topic=topic, text="The AUROC is undefined or not measured for every method.", tone="neutral"
+        )
     name, best = ranked[0]
     value = f"AUROC {number(best.value)}" + (f", 95% interval {span(best)}" if best.bounded else "")
     members = {entry.name: entry for entry in entries}
-    if not best.bounded:
-        text = f"Highest is {name} ({value}); without intervals nothing is said about the differences."
-        return Finding(topic=topic, text=text, tone="neutral")
-    if best.low <= 0.5:
-        text = f"No method is shown to rank these cases better than chance; the highest is {name} ({value})."
-        return Finding(topic=topic, text=text, tone="poor")
-    if len(entries) == 1:
-        return Finding(topic=topic, text=f"{name} ranks these cases above familiar ones: {value}.", tone="good")
     rivals = [n for n, e in ranked[1:] if best.overlaps(e)]
     silent = [n for n, e in found if e is None or not e.exists]
     tail = f" Undefined or not measured for {_join(silent)}." if silent else ""
-    if rivals:
+    if not best.bounded:
+        tone, text = "neutral", f"Highest is {name} ({value}); without intervals no difference is claimed."
+    elif best.low <= 0.5:
+        tone = "poor"
+        text = f"No method is shown to rank these cases better than chance; the highest is {name} ({value})."
+    elif len(ranked) == 1:
+        tone, text = "good", f"{name} ranks these cases above familiar ones: {value}."
+    elif rivals:
         verb = "overlaps those of" if len(rivals) > 1 else "overlaps that of"
-        text = f"No clear winner: {name} is highest ({value}), but its interval {verb} {_join(rivals)}."
-        text += _ahead(members[name], members[rivals[0]], unfamiliar, score) + tail
-        return Finding(topic=topic, text=text, tone="neutral")
-    if len(ranked) == 1:
-        return Finding(topic=topic, text=f"{name} is the only method measured ({value}).{tail}", tone="neutral")
-    second, next_best = ranked[1]
-    text = (
-        f"{name} ranks best ({value}), beyond the intervals of all others; the next is {second} with "
-        f"{number(next_best.value)} ({span(next_best)}), by {words}.{tail}"
-    )
-    return Finding(topic=topic, text=text, tone="good")
+        tone, text = (
+            "neutral",
+            f"No winner by whole intervals: {name} is highest ({value}), but its interval ",
+        )
+        text += f"{verb} {_join(rivals)}." + _ahead(members[name], members[rivals[0]], unfamiliar, score)
+    else:
+        second, next_best = ranked[1]
+        tone, text = "good", f"{name} ranks best ({value}), beyond the intervals of all others; the next is "
+        text += f"{second} with {number(next_best.value)} ({span(next_best)}), by {words}."
+    return Finding(topic=topic, text=text + tail, tone=tone)
 
 
 def _ahead(best: Entry, second: Entry, unfamiliar: str, score: str) -> str:
     difference = auroc_difference(best, second, unfamiliar, score)
     if difference is None or not difference.bounded:
         return ""
-    word = "above 0" if difference.low > 0 else "an interval that holds 0"
+    word = "which is above 0" if difference.low > 0 else "which holds 0"
     return (
-        f" Compared on the same cases, {best.name} is ahead of {second.name} by {number(difference.value)} "
-        f"({span(difference)}): {word}."
+        f" Compared case by case with {second.name} the difference is {number(difference.value)}, "
+        f"95% interval {span(difference)}, {word}."
     )
 
 
@@ -207,12 +206,16 @@ def _confidence(report: Report) -> Finding:
             elif gap.high < 0 and gap.value <= -GAP:
                 under.append(where)
     if not measured:
-        return Finding(topic="Over-confident", text="Not measured: no set with labels is stored.", tone="neutral")
+        return Finding(
+            topic="Over-confident", text="Not measured: no set with labels is stored.", tone="neutral"
+        )
     tail = f" Less sure than they are right: {_worst(under)}." if under else ""
     if over:
         text = f"Confidence exceeds accuracy for {_worst(over)}.{tail}"
         return Finding(topic="Over-confident", text=text, tone="poor")
-    text = f"No method is shown to be over-confident by {100 * GAP:.0f} points or more on a labelled set.{tail}"
+    text = (
+        f"No method is shown to be over-confident by {100 * GAP:.0f} points or more on a labelled set.{tail}"
+    )
     return Finding(topic="Over-confident", text=text, tone="good")
 
 
@@ -220,7 +223,7 @@ def _coverage(report: Report) -> Finding:
     over, measured = [], 0
     for entry in report.entries:
         for name in (None, *report.unfamiliar):
-            found = test_estimate(entry, "interval_coverage", name)
+            found = metric_estimate(entry, "interval_coverage", name)
             if found is None or not found.bounded:
                 continue
             measured += 1

@@ -1,0 +1,249 @@
+"""``singularbayes``: the command line. Exit codes: 0 done, 1 a check failed, 2 bad usage or input (one line)."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="Bayesian neural networks that stay small and know when they do not know.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Data = Annotated[Path | None, typer.Option(help="Folder with the recipe's data, where it needs one.")]
+Seeds = Annotated[int, typer.Option(help="Number of seeds, from 0.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep finished jobs in --out and go on.")]
+Bootstrap = Annotated[int, typer.Option(help="Resamples of the 95% intervals.")]
+
+
+class UsageError(Exception):
+    """Bad usage or input; printed as one line."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; never shows a traceback for the user's errors."""
+    warnings.showwarning = lambda message, *_args, **_kwargs: print(f"warning: {message}", file=sys.stderr)
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except (UsageError, ValueError, TypeError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        _stop(error)
+    except (typer.Exit, typer.Abort, KeyboardInterrupt) as stop:
+        sys.exit(getattr(stop, "exit_code", 130))
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # a usage error of the parser
+        if message is None:
+            raise
+        _stop(message())
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(error: Any) -> None:
+    print(f"singularbayes: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _command() -> str:
+    return shlex.join(["singularbayes", *sys.argv[1:]])
+
+
+@app.command()
+def demo(out: Out = Path("runs/demo"), seeds: Seeds = 1) -> None:
+    """The main job on real data inside the package: five methods, a table, an HTML report. Minutes on 2 cores."""
+    from .recipes import ALL
+
+    _run(ALL["digits"], out, data=None, seeds=seeds, methods=None, overrides={}, bootstrap=1000, resume=True)
+
+
+@app.command(context_settings=_EXTRA)
+def run(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe; see `singularbayes recipes`.")],
+    method: Annotated[list[str] | None, typer.Option(help="Run this method only; repeat for more.")] = None,
+    seeds: Seeds = 1,
+    data: Data = None,
+    out: Out = Path("runs/RECIPE"),
+    resume: Resume = False,
+    bootstrap: Bootstrap = 1000,
+) -> None:
+    """Run a recipe. Any field of a method is a flag too: --epochs 20 --temperature 1 --initial-std 0.05 ..."""
+    chosen = _recipe(recipe)
+    folder = Path("runs") / recipe if str(out) == str(Path("runs/RECIPE")) else out
+    _run(chosen, folder, data=data, seeds=seeds, methods=method, overrides=_overrides(context.args), bootstrap=bootstrap,
+         resume=resume)  # fmt: skip
+
+
+def _run(recipe: Any, out: Path, **options: Any) -> None:
+    from .recipes import run_recipe
+
+    console = Console()
+    console.print(f"[bold]{recipe.title}[/bold]\n{recipe.what}")
+    folder = run_recipe(recipe, out, command=_command(), say=lambda text: console.print(f"  {text}", highlight=False), **options)
+    _print_results(console, folder)
+    console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def _recipe(name: str) -> Any:
+    from .recipes import ALL
+
+    if name not in ALL:
+        raise UsageError(f"no recipe {name!r}; known: {', '.join(ALL)}")
+    return ALL[name]
+
+
+def _overrides(arguments: list[str]) -> dict[str, Any]:
+    """``--learning-rate 0.01`` and ``--learning-rate=0.01`` as ``{"learning_rate": 0.01}``."""
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or len(flag) < 3:
+            raise UsageError(f"unexpected argument {flag!r}")
+        name, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise UsageError(f"flag {flag} needs a value")
+            value = rest.pop(0)
+        found[name.replace("-", "_")] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _cell(interval: Any, digits: int = 3) -> str:
+    if interval is None or interval.value != interval.value:
+        return "-"
+    if interval.low != interval.low:
+        return f"{interval.value:.{digits}f}"
+    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+
+
+def _print_results(console: Console, folder: Any) -> None:
+    from .report import pool
+
+    first = folder.runs[0].evaluation
+    regression = first.task == "gaussian"
+    scores = [first.score] if regression else [first.score, "entropy"]
+    inside = ["rmse", "negative_log_likelihood", "interval_coverage"] if regression else [
+        "accuracy", "negative_log_likelihood", "expected_calibration_error"]  # fmt: skip
+    short = {"negative_log_likelihood": "NLL", "expected_calibration_error": "ECE", "interval_coverage": "coverage",
+             "mutual_information": "MI", "epistemic_variance": "epistemic", "accuracy": "accuracy", "rmse": "RMSE"}  # fmt: skip
+    table = Table(title=f"Calibrated on validation, test set, 95% intervals over {len(folder.of(folder.names[0]))} seed(s)", title_justify="left")
+    table.add_column("method")
+    for header in ["parameters", *(short.get(key, key) for key in inside)]:
+        table.add_column(header, justify="right")
+    for name in first.ood:
+        for score in scores:
+            table.add_column(f"AUROC {name} by {short.get(score, score)}", justify="right")
+    table.add_column("seconds", justify="right")
+    for name in folder.names:
+        runs = [run.evaluation for run in folder.of(name)]
+        cells = [f"{runs[0].info['numbers']:,}", *(_cell(pool([e.metrics[key] for e in runs])) for key in inside)]
+        for unfamiliar in first.ood:
+            for score in scores:
+                cells.append(_cell(pool([e.ood[unfamiliar][score]["auroc"] for e in runs])))  # noqa: PERF401
+        cells.append(f"{sum(e.info['seconds'] for e in runs) / len(runs):.1f}")
+        table.add_row(name, *cells)
+    Console(width=max(console.width, 170) if not console.is_terminal else console.width).print(table)
+
+
+@app.command()
+def evaluate(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of one evaluation.")], csv: bool = False) -> None:
+    """Print every measure of a finished run, or of one saved evaluation."""
+    for item in _evaluations(folder):
+        table = item.table()
+        if csv:
+            print(table.to_csv(index=False), end="")
+        else:
+            print(f"\n{item.name}")
+            print(table.to_string(index=False, float_format=lambda value: f"{value:.4f}"))
+
+
+@app.command()
+def diagnose(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of one evaluation.")]) -> None:
+    """Criteria A (ranking), B (scale) and C (mass), in words."""
+    from .diagnosis import diagnose as judge
+
+    for item in _evaluations(folder):
+        print(f"\n{item.name}\n{judge(item).text()}")
+
+
+def _evaluations(folder: Path) -> list[Any]:
+    from .evaluation import Evaluation
+    from .recipes import ALL
+    from .recipes.running import open_folder
+
+    if (folder / "evaluation.json").is_file():
+        return [Evaluation.load(folder)]
+    return [run.evaluation for run in open_folder(folder, ALL).runs]
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], data: Data = None) -> None:
+    """Write the HTML report of a finished run again."""
+    from .recipes import ALL
+    from .recipes.running import open_folder, write_report
+
+    opened = open_folder(folder, ALL)
+    kept = Path(opened.about["data"]) if opened.about.get("data") else None
+    print(write_report(opened, opened.recipe.load(data or kept, 0)))
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes and their methods."""
+    from .recipes import ALL
+    from .recipes.running import slug
+
+    for recipe in ALL.values():
+        print(f"{recipe.name}: {recipe.what}{' (needs --data)' if recipe.needs_data else ''}")
+        print(f"  methods: {', '.join(slug(name) for name in recipe.plans)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Check the installation: versions, device, a small fit."""
+    import platform
+    from importlib import metadata
+
+    import torch
+    from torch import nn
+
+    from . import MeanField, __version__
+    from .testing import ContractError, check_method
+
+    print(f"singularbayes {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    for package in ("torch", "numpy", "scikit-learn", "safetensors", "matplotlib"):
+        print(f"  {package} {metadata.version(package)}")
+    print(f"  threads {torch.get_num_threads()}, GPU {'yes' if torch.cuda.is_available() else 'no'}")
+    try:
+        clauses = check_method(MeanField(epochs=1), network=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+                               data=(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3))  # fmt: skip
+    except ContractError as error:
+        print(f"a check failed: {error}")
+        raise typer.Exit(1) from None
+    print(f"  {len(clauses)} checks of a small fit passed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What the training loop trains: a network bound to flat tensors, and the learners that write draws into it.
+
+The point estimate is here because several methods train it (MAP, MC dropout, the members of an ensemble).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..data import Batches, Tensors, as_source, gather, to_device
+from ..distributions import StoredDraws
+from ..model import Model
+from ..parameters import owner
+
+__all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "first_rows", "prepare"]
+
+
+class Bound:
+    """A private copy of a model's network, bound to flat tensors.
+
+    Attributes:
+        network: the copy, in train mode.
+        w: flat trained parameters ``(layout.trained,)``; the network's parameters are views of it.
+        likelihood_numbers: learned numbers of the likelihood, views of ``w`` too.
+    """
+
+    def __init__(self, model: Model, device: torch.device, gradient: Tensor, start: Tensor) -> None:
+        self.model, self.layout, self.device = model, model.layout, device
+        self.network = model.copy_network().to(device).train()
+        self.w = start[: self.layout.trained].clone()
+        self.likelihood_numbers: dict[str, Tensor] = {}
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad_(False)
+        for slot in self.layout.of_kind("belief", "point", "likelihood"):
+            view, grad = (t[slot.start : slot.stop].view(slot.shape) for t in (self.w, gradient))
+            if slot.kind == "likelihood":
+                leaf = view.detach().requires_grad_()
+                self.likelihood_numbers[slot.name.partition(".")[2]] = leaf
+            else:
+                module, name = owner(self.network, slot.name)
+                leaf = getattr(module, name)
+                leaf.data = view
+                leaf.requires_grad_()
+            leaf.grad = grad
+
+    def row(self, trained: Tensor) -> Tensor:
+        """A full row ``(D,)``: trained entries, then the network's present statistics."""
+        statistics = [getattr(*owner(self.network, s.name)).detach().reshape(-1) for s in self.layout.of_kind("statistic")]
+        return torch.cat([trained, *[s.to(trained) for s in statistics]])
+
+
+class Learner(Protocol):
+    """What a method adds to the loop."""
+
+    vector: Tensor
+    gradient: Tensor
+    bound: Bound
+
+    def draw(self, noise: torch.Generator) -> None:
+        """Write the weights of this step into ``bound.w``."""
+        ...
+
+    def finish(self, weight: float, progress: float) -> None:
+        """Turn the network's gradient into the vector's; ``weight`` is ``T / N``, ``progress`` in epochs."""
+        ...
+
+    def regulariser(self) -> float:
+        """KL, or ``-log p(w)``, at the present state, in nats (logged once an epoch)."""
+        ...
+
+    def distribution(self) -> Any:
+        """The distribution over the flat vector at the present state."""
+        ...
+
+
+class Build(Protocol):
+    """Makes a learner: first the length of its trained vector, then the learner itself."""
+
+    def size(self, model: Model) -> int:
+        """Length of the trained vector; its first ``layout.trained`` entries match the network's parameters."""
+        ...
+
+    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> Learner:
+        """The learner, from the start row ``(D,)`` and the zeroed gradient of the vector."""
+        ...
+
+
+class PointLearner:
+    """The trained vector is the weights themselves."""
+
+    def __init__(self, bound: Bound, start: Tensor, gradient: Tensor) -> None:
+        self.bound, self.gradient = bound, gradient
+        self.vector = bound.w
+
+    def draw(self, noise: torch.Generator) -> None:
+        return None
+
+    @torch.no_grad()
+    def finish(self, weight: float, progress: float) -> None:
+        if weight:
+            for block, prior in self.bound.model.prior_blocks:
+                self.gradient[block].add_(prior.negative_score(self.vector[block]), alpha=weight)
+
+    @torch.no_grad()
+    def regulariser(self) -> float:
+        return -self.bound.model.log_prior(self.vector).item()
+
+    def distribution(self) -> StoredDraws:
+        return StoredDraws(self.bound.row(self.vector.detach().clone()).unsqueeze(0))
+
+
+class BuildPoint:
+    """Makes a :class:`PointLearner`."""
+
+    def size(self, model: Model) -> int:
+        return model.layout.trained
+
+    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> PointLearner:
+        return PointLearner(bound, start, gradient)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Checked data on the training device."""
+
+    train: Batches
+    validation: Tensors | None
+
+
+def prepare(model: Model, patience: int | None, train: Any, validation: Any, device: torch.device) -> Prepared:
+    """All checks of the data, before any work.
+
+    Raises:
+        ValueError: empty or non-finite data, labels out of range, shapes that the network refuses.
+    """
+    if patience is not None and validation is None:
+        raise ValueError(f"patience={patience} needs validation data: .fit(model, train, validation)")
+    source = as_source(train, model.dtype, model.takes_integers).to(device)
+    held = None if validation is None else gather(as_source(validation, model.dtype, model.takes_integers)).to(device)
+    probe = model.copy_network().to(device).eval()
+    checked = []
+    for part in (source, held):
+        if not isinstance(part, Tensors):
+            if part is not None:
+                x, y = next(iter(part.epoch(2, 0, 0, shuffle=False)))
+                with torch.no_grad():
+                    model.likelihood.labels(model.outputs(probe, to_device(x, device)).shape, y)
+            checked.append(part)
+            continue
+        if part.y is None:
+            raise ValueError("training and validation data need labels: pass (X, y)")
+        two = Tensors(first_rows(part.x, 2), part.y[:2])
+        with torch.no_grad():
+            shape = model.outputs(probe, two.x).shape
+        if len(shape) == 0 or shape[0] != two.num_data:
+            raise ValueError(f"the network gives outputs of shape {tuple(shape)} for {two.num_data} rows; the first axis "
+                             f"must be the batch")  # fmt: skip
+        y = model.likelihood.labels(torch.Size((part.num_data, *shape[1:])), part.y)
+        checked.append(Tensors(part.x, y.to(device)))
+    return Prepared(checked[0], checked[1])
+
+
+def first_rows(x: Any, rows: int) -> Any:
+    if isinstance(x, dict):
+        return {key: value[:rows] for key, value in x.items()}
+    return tuple(value[:rows] for value in x) if isinstance(x, tuple) else x[:rows]
+
+

@@ -1,0 +1,90 @@
+"""What a recipe is: data, networks, settings. It has no loop of its own: :mod:`.running` runs every recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..likelihoods import Likelihood
+from ..model import BlockPrior, Model
+from ..report import Panel
+from .data.splits import Splits
+
+__all__ = ["Plan", "Recipe", "Run", "mlp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One line of the table: a network, a prior and a method.
+
+    Args:
+        network: makes the start network (the runner seeds it).
+        prior: on its parameters.
+        method: fits it.
+        uses_validation: hand the validation set to ``fit`` (early stop); calibration uses it in any case.
+        deterministic: patterns of parameters that are point estimates.
+    """
+
+    network: Callable[[], nn.Module]
+    prior: BlockPrior
+    method: Any
+    uses_validation: bool = False
+    deterministic: Sequence[str] = ()
+
+    def model(self, network: nn.Module, likelihood: Likelihood) -> Model:
+        """The model around a start network."""
+        return Model(network, likelihood, prior=self.prior, deterministic=tuple(self.deterministic))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One fitted plan: what was saved for one method and one seed."""
+
+    name: str
+    seed: int
+    posterior: Any
+    evaluation: Any
+    temperature: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A worked example on one data set.
+
+    Args:
+        name: as the command line has it.
+        title: of the report.
+        what: one sentence.
+        load: ``(data folder or None, seed) -> Splits``.
+        likelihood: of all plans.
+        plans: method name -> plan, in the order of the table.
+        draws: posterior draws of a prediction.
+        needs_data: whether a data folder must be given.
+        panels: figures of its own, from the splits and the runs of the first seed.
+        varies_data: draw new data for every seed (synthetic data), else the splits are those of seed 0.
+    """
+
+    name: str
+    title: str
+    what: str
+    load: Callable[[Path | None, int], Splits]
+    likelihood: Likelihood
+    plans: Mapping[str, Plan]
+    draws: int = 64
+    needs_data: bool = False
+    panels: Callable[[Splits, Mapping[str, Run]], Sequence[Panel]] | None = None
+    varies_data: bool = False
+
+
+def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """A plain multilayer perceptron, with dropout after each hidden activation if asked."""
+    layers: list[nn.Module] = []
+    for m, n in zip(sizes[:-2], sizes[1:-1], strict=True):
+        layers += [nn.Linear(m, n), activation()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))

@@ -1,0 +1,180 @@
+"""The contract that every inference method passes, ours or a user's: ``check_method(method)``."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .functions import Way, evaluate
+from .likelihoods import Categorical, Likelihood
+from .model import Model
+from .posterior import Posterior, load
+from .predictive import GaussianPredictive
+
+__all__ = ["ContractError", "check_method"]
+
+_TOLERANCE = 1e-5
+
+
+class ContractError(AssertionError):
+    """A method breaks the contract; the message names the clause."""
+
+
+def _require(holds: bool, clause: str, got: str = "") -> None:
+    if not holds:
+        raise ContractError(f"{clause}{f' ({got})' if got else ''}")
+
+
+def _default_problem() -> tuple[nn.Module, Likelihood, tuple[Tensor, Tensor]]:
+    source = torch.Generator().manual_seed(7)
+    x = torch.randn(60, 4, generator=source) * torch.tensor([1.0, 10.0, 0.1, 1.0])  # badly scaled on purpose
+    y = (x[:, 0] + x[:, 1] / 10 > 0).long() + (x[:, 3] > 0.5).long()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+    return network, Categorical(), (x, y)
+
+
+def check_method(
+    method: Any,
+    *,
+    network: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
+    data: tuple[Tensor, Tensor] | None = None,
+    exempt: tuple[str, ...] = (),
+) -> list[str]:
+    """Run the contract on a small problem.
+
+    Args:
+        method: anything with ``.fit(model, data, seed=...) -> Posterior``; give it few epochs.
+        network: the network to fit; by default a small MLP with dropout.
+        likelihood: must fit the network.
+        data: ``(X, y)``; needed with a network of your own.
+        exempt: clauses that the method breaks by its authors' design, by name.
+
+    Returns:
+        The names of the clauses that were checked.
+
+    Raises:
+        ContractError: naming the clause that fails and what was seen.
+        ValueError: an unknown name in ``exempt``.
+
+    Example:
+        >>> import singularbayes as sb
+        >>> "same seed, same draws" in check_method(sb.MAP(epochs=1))
+        True
+    """
+    default_network, default_likelihood, default_data = _default_problem()
+    network, likelihood = network or default_network, likelihood or default_likelihood
+    data = data or default_data
+    unknown = set(exempt) - set(CLAUSES)
+    if unknown:
+        raise ValueError(f"unknown clauses {sorted(unknown)}; known are {sorted(CLAUSES)}")
+    done = []
+    for name, check in CLAUSES.items():
+        if name not in exempt:
+            check(method, network, likelihood, data)
+            done.append(name)
+    return done
+
+
+def _fit(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor], seed: int = 0) -> Posterior:
+    return method.fit(Model(network, likelihood), data, seed=seed)
+
+
+def _network_untouched(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    modes = [module.training for module in network.modules()]
+    flags = [(p.requires_grad, p.grad is None) for p in network.parameters()]
+    posterior = _fit(method, network, likelihood, data)
+    posterior.predict(data[0], draws=3)
+    moved = [name for name, tensor in network.state_dict().items() if not torch.equal(tensor, state[name])]
+    _require(not moved, "the user's network is untouched", f"{', '.join(moved)} changed")
+    _require(modes == [m.training for m in network.modules()], "the user's network is untouched", "train/eval mode changed")
+    _require(flags == [(p.requires_grad, p.grad is None) for p in network.parameters()], "the user's network is untouched",
+             "requires_grad or .grad changed")  # fmt: skip
+
+
+def _global_state_untouched(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    before, grad = torch.get_rng_state(), torch.is_grad_enabled()
+    _fit(method, network, likelihood, data).predict(data[0], draws=3)
+    _require(torch.equal(before, torch.get_rng_state()), "the global random state is untouched")
+    _require(grad == torch.is_grad_enabled(), "the global random state is untouched", "grad mode changed")
+
+
+def _same_seed(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    one, two = (_fit(method, network, likelihood, data, seed=3) for _ in range(2))
+    _require(torch.equal(one.draw(4, seed=1), two.draw(4, seed=1)), "same seed, same draws")
+    _require(torch.equal(one.draw(4, seed=1), one.draw(4, seed=1)), "same seed, same draws", "of one posterior")
+
+
+def _minibatches(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    posterior = _fit(method, network, likelihood, data)
+    draws = posterior.draw(5)
+    whole, parts = posterior.functions(draws, data[0]), posterior.functions(draws, data[0], batch_size=7)
+    gap = (whole - parts).abs().max().item()
+    _require(gap < _TOLERANCE * (1 + whole.abs().max().item()), "minibatches give the full batch's outputs", f"gap {gap:.2g}")
+
+
+def _ways(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    posterior = _fit(method, network, likelihood, data)
+    draws, x = posterior.draw(3), data[0][:9]
+    loop = evaluate(posterior.network, posterior.layout, draws, x, Way.LOOP)
+    batched = evaluate(posterior.network, posterior.layout, draws, x, posterior.way)
+    gap = (loop - batched).abs().max().item()
+    _require(gap < _TOLERANCE * (1 + loop.abs().max().item()), "batched draws equal a loop over draws", f"gap {gap:.2g}")
+
+
+def _same_predictions(one: Posterior, two: Posterior, x: Tensor, clause: str) -> None:
+    _require(torch.equal(one.draw(4), two.draw(4)), clause, "draws differ")
+    _require(torch.equal(one.predict(x, draws=4).mean, two.predict(x, draws=4).mean), clause, "predictions differ")
+
+
+def _files(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    posterior = _fit(method, network, likelihood, data)
+    with tempfile.TemporaryDirectory() as folder:
+        posterior.save(folder)
+        other = copy.deepcopy(network)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()  # everything must come from the file
+        _same_predictions(posterior, load(folder, other), data[0], "a saved posterior loads to the same predictions")
+
+
+def _copies(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    posterior = _fit(method, network, likelihood, data)
+    posterior.predict(data[0], draws=2)
+    clause = "deepcopy and pickle keep the posterior and the method"
+    _same_predictions(posterior, copy.deepcopy(posterior), data[0], clause)
+    _same_predictions(posterior, pickle.loads(pickle.dumps(posterior)), data[0], clause)
+    _require(copy.deepcopy(method) == method or method != method, clause, "the method's copy differs")
+
+
+def _total_variance(method: Any, network: nn.Module, likelihood: Likelihood, data: tuple[Tensor, Tensor]) -> None:
+    predictive = _fit(method, network, likelihood, data).predict(data[0], draws=6)
+    clause = "total uncertainty is the sum of its parts"
+    if isinstance(predictive, GaussianPredictive):
+        total, parts = predictive.variance, predictive.epistemic + predictive.aleatoric
+    else:
+        total, parts = predictive.entropy, predictive.epistemic + predictive.aleatoric
+    _require(bool(torch.isfinite(total).all()), clause, "not finite")
+    _require(torch.allclose(total, parts, atol=1e-5), clause)
+    _require(bool((predictive.epistemic >= 0).all()), clause, "negative epistemic uncertainty")
+
+
+CLAUSES: dict[str, Callable[[Any, nn.Module, Likelihood, tuple[Tensor, Tensor]], None]] = {
+    "the user's network is untouched": _network_untouched,
+    "the global random state is untouched": _global_state_untouched,
+    "same seed, same draws": _same_seed,
+    "minibatches give the full batch's outputs": _minibatches,
+    "batched draws equal a loop over draws": _ways,
+    "a saved posterior loads to the same predictions": _files,
+    "deepcopy and pickle keep the posterior and the method": _copies,
+    "total uncertainty is the sum of its parts": _total_variance,
+}

@@ -24,7 +24,11 @@ from singularbayes.methods.mean_field import BuildMeanField
 from singularbayes.methods.learner import prepare
 from singularbayes.methods.training import Run
 
-NETS = {"44-128-128-2": (44, 128, 128, 2), "784-512-512-10": (784, 512, 512, 10), "1024-2048-2048-10": (1024, 2048, 2048, 10)}
+NETS = {
+    "44-128-128-2": (44, 128, 128, 2),
+    "784-512-512-10": (784, 512, 512, 10),
+    "1024-2048-2048-10": (1024, 2048, 2048, 10),
+}
 BATCH, RANK, DRAWS = 256, 15, 32
 
 
@@ -49,7 +53,14 @@ def deterministic(net: nn.Module, x: torch.Tensor, y: torch.Tensor, fused: bool)
 def variational(net: nn.Module, x: torch.Tensor, y: torch.Tensor, **settings: Any) -> Callable[[], Any]:
     method = sb.MeanField(batch_size=BATCH, **settings)
     model = sb.Model(net, sb.Categorical(), prior=sb.ScaleMixture())
-    run = Run(model, method, BuildMeanField(method), prepare(model, None, (x, y), None, model.device), model.device, 0)
+    run = Run(
+        model,
+        method,
+        BuildMeanField(method),
+        prepare(model, None, (x, y), None, model.device),
+        model.device,
+        0,
+    )
     noise = torch.Generator().manual_seed(0)
     return lambda: run.step(x, y, 1 / 10_000, 1.0, noise).item()
 
@@ -80,7 +91,9 @@ def predictions(name: str, rounds: int, seconds: float) -> dict[str, Any]:
     x, y = torch.randn(BATCH, sizes[0]), torch.randint(sizes[-1], (BATCH,))
     full = mlp(sizes).eval()
     fits = {
-        key: sb.MeanField(epochs=1, batch_size=BATCH).fit(sb.Model(net, sb.Categorical(), prior=sb.ScaleMixture()), (x, y))
+        key: sb.MeanField(epochs=1, batch_size=BATCH).fit(
+            sb.Model(net, sb.Categorical(), prior=sb.ScaleMixture()), (x, y)
+        )
         for key, net in {"low rank": sb.factorize(full, rank=RANK), "full rank": full}.items()
     }
 

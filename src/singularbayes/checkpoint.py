@@ -49,7 +49,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(_strict(content), indent=1, allow_nan=False) + "\n")
 
 
-def write_pair(folder: str | Path, stem: str, tensors: dict[str, torch.Tensor], content: dict[str, Any]) -> None:
+def write_pair(
+    folder: str | Path, stem: str, tensors: dict[str, torch.Tensor], content: dict[str, Any]
+) -> None:
     """Write ``stem.json`` and the tensors that it names, so that a kill leaves the old or the new pair."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,15 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(args=arguments, standalone_mode=False)
-    except (UsageError, ValueError, TypeError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+    except (
+        UsageError,
+        ValueError,
+        TypeError,
+        FileNotFoundError,
+        FileExistsError,
+        NotADirectoryError,
+        IsADirectoryError,
+    ) as error:
         _stop(error)
     except (typer.Exit, typer.Abort, KeyboardInterrupt) as stop:
         sys.exit(getattr(stop, "exit_code", 130))
@@ -88,7 +96,13 @@ def _run(recipe: Any, out: Path, **options: Any) -> None:
 
     console = Console()
     console.print(f"[bold]{recipe.title}[/bold]\n{recipe.what}")
-    folder = run_recipe(recipe, out, command=_command(), say=lambda text: console.print(f"  {text}", highlight=False), **options)
+    folder = run_recipe(
+        recipe,
+        out,
+        command=_command(),
+        say=lambda text: console.print(f"  {text}", highlight=False),
+        **options,
+    )
     _print_results(console, folder)
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
 
@@ -148,7 +162,10 @@ def _print_results(console: Console, folder: Any) -> None:
         "accuracy", "negative_log_likelihood", "expected_calibration_error"]  # fmt: skip
     short = {"negative_log_likelihood": "NLL", "expected_calibration_error": "ECE", "interval_coverage": "coverage",
              "mutual_information": "MI", "epistemic_variance": "epistemic", "accuracy": "accuracy", "rmse": "RMSE"}  # fmt: skip
-    table = Table(title=f"Calibrated on validation, test set, 95% intervals over {len(folder.of(folder.names[0]))} seed(s)", title_justify="left")
+    table = Table(
+        title=f"Calibrated on validation, test set, 95% intervals over {len(folder.of(folder.names[0]))} seed(s)",
+        title_justify="left",
+    )
     table.add_column("method")
     for header in ["parameters", *(short.get(key, key) for key in inside)]:
         table.add_column(header, justify="right")
@@ -158,7 +175,10 @@ def _print_results(console: Console, folder: Any) -> None:
     table.add_column("seconds", justify="right")
     for name in folder.names:
         runs = [run.evaluation for run in folder.of(name)]
-        cells = [f"{runs[0].info['numbers']:,}", *(_cell(pool([e.metrics[key] for e in runs])) for key in inside)]
+        cells = [
+            f"{runs[0].info['numbers']:,}",
+            *(_cell(pool([e.metrics[key] for e in runs])) for key in inside),
+        ]
         for unfamiliar in first.ood:
             for score in scores:
                 cells.append(_cell(pool([e.ood[unfamiliar][score]["auroc"] for e in runs])))  # noqa: PERF401
@@ -168,7 +188,9 @@ def _print_results(console: Console, folder: Any) -> None:
 
 
 @app.command()
-def evaluate(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of one evaluation.")], csv: bool = False) -> None:
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of one evaluation.")], csv: bool = False
+) -> None:
     """Print every measure of a finished run, or of one saved evaluation."""
     for item in _evaluations(folder):
         table = item.table()
@@ -232,7 +254,9 @@ def doctor() -> None:
     from . import MeanField, __version__
     from .testing import ContractError, check_method
 
-    print(f"singularbayes {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    print(
+        f"singularbayes {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
     for package in ("torch", "numpy", "scikit-learn", "safetensors", "matplotlib"):
         print(f"  {package} {metadata.version(package)}")
     print(f"  threads {torch.get_num_threads()}, GPU {'yes' if torch.cuda.is_available() else 'no'}")

@@ -61,7 +61,9 @@ def _refuse_nonfinite(x: Tensor, what: str) -> None:
     if not x.is_floating_point() or bool(torch.isfinite(x).all()):
         return
     place = tuple(int(i) for i in (~torch.isfinite(x)).nonzero()[0])
-    where = f"row {place[0]}" + (f", column {place[1]}" if len(place) == 2 else f", position {place[1:]}" if len(place) > 2 else "")
+    where = f"row {place[0]}" + (
+        f", column {place[1]}" if len(place) == 2 else f", position {place[1:]}" if len(place) > 2 else ""
+    )
     raise ValueError(f"{what} holds {x[place].item()} at {where}; replace or drop missing values first "
                      f"(impute with training statistics)")  # fmt: skip
 
@@ -70,16 +72,22 @@ def _tensor(x: Any, what: str) -> Tensor:
     if isinstance(x, Tensor):
         return x.detach()
     array = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)  # pandas
-    if array.dtype == object and _is_frame_of_numbers(x):  # pandas makes objects of numbers beside truth values
+    if array.dtype == object and _is_frame_of_numbers(
+        x
+    ):  # pandas makes objects of numbers beside truth values
         array = np.asarray(x, dtype=np.float64)
     if array.dtype == object or array.dtype.kind not in "biuf":
-        raise TypeError(f"{what} must be numeric, got an array of dtype {array.dtype}; encode text and dates first")
+        raise TypeError(
+            f"{what} must be numeric, got an array of dtype {array.dtype}; encode text and dates first"
+        )
     array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _is_frame_of_numbers(x: Any) -> bool:
-    return hasattr(x, "dtypes") and all(getattr(kind, "kind", "O") in "biuf" for kind in np.atleast_1d(x.dtypes))
+    return hasattr(x, "dtypes") and all(
+        getattr(kind, "kind", "O") in "biuf" for kind in np.atleast_1d(x.dtypes)
+    )
 
 
 def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> Any:
@@ -96,7 +104,11 @@ def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> An
         TypeError: not numeric.
     """
     if isinstance(x, Mapping):
-        return {k: as_inputs(v, dtype, True, f"{what}[{k!r}]") for k, v in x.items() if k not in LABEL_KEYS and v is not None}
+        return {
+            k: as_inputs(v, dtype, True, f"{what}[{k!r}]")
+            for k, v in x.items()
+            if k not in LABEL_KEYS and v is not None
+        }
     if isinstance(x, tuple):
         return tuple(as_inputs(value, dtype, integers, f"{what}[{i}]") for i, value in enumerate(x))
     tensor = _tensor(x, what)
@@ -112,6 +124,10 @@ def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> An
 def as_labels(y: Any, dtype: torch.dtype) -> Tensor:
     """Labels as a tensor; whole numbers stay whole, the rest is cast to ``dtype``."""
     tensor = _tensor(y, "y")
+    if tensor.dim() == 0:
+        raise ValueError(
+            "y is a single number; expected one label a row (a stream of single examples needs a DataLoader)"
+        )
     _refuse_nonfinite(tensor, "y")
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
@@ -134,7 +150,9 @@ class Tensors:
         """Batches of ``batch_size``; a last batch of one row joins the one before it."""
         count = self.num_data
         device = self.y.device if self.y is not None else torch.device("cpu")
-        order = torch.randperm(count, generator=generator(seed, "order", epoch)).to(device) if shuffle else None
+        order = (
+            torch.randperm(count, generator=generator(seed, "order", epoch)).to(device) if shuffle else None
+        )
         start = 0
         while start < count:
             stop = min(start + batch_size, count)
@@ -213,10 +231,16 @@ def _split(batch: Any, dtype: torch.dtype, integers: bool) -> tuple[Any, Tensor]
     if isinstance(batch, Mapping):
         key = next((key for key in LABEL_KEYS if key in batch), None)
         if key is None:
-            raise ValueError(f"a dict batch needs labels under one of {LABEL_KEYS}, got keys {sorted(map(str, batch))}")
+            raise ValueError(
+                f"a dict batch needs labels under one of {LABEL_KEYS}, got keys {sorted(map(str, batch))}"
+            )
         return as_inputs(batch, dtype, integers), as_labels(batch[key], dtype)
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        found = f"{type(batch).__name__} of length {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        found = (
+            f"{type(batch).__name__} of length {len(batch)}"
+            if hasattr(batch, "__len__")
+            else type(batch).__name__
+        )
         raise ValueError(f"a batch must be (x, y) or a dict with 'labels', got {found}")
     x, y = batch
     return as_inputs(tuple(x) if isinstance(x, list) else x, dtype, integers), as_labels(y, dtype)
@@ -263,7 +287,11 @@ def _is_arrays(pair: Sequence[Any]) -> bool:
 
 def _count(batches: Iterable[Any], dtype: torch.dtype, integers: bool) -> int:
     """Examples an epoch brings."""
-    if isinstance(batches, DataLoader) and batches.batch_size is not None and hasattr(batches.dataset, "__len__"):
+    if (
+        isinstance(batches, DataLoader)
+        and batches.batch_size is not None
+        and not isinstance(batches.dataset, IterableDataset)
+    ):
         return len(batches) * batches.batch_size if batches.drop_last else len(batches.sampler)  # type: ignore[arg-type]
     source = Loader(batches, 1, dtype, integers)
     return sum(len(y) for _, y in source.epoch(1, 0, 0, shuffle=False))

@@ -1,15 +1,14 @@
 """Distributions over the flat vector of a network, each with ``sample(noise)``: the noise is an input.
 
-``noise`` is drawn outside (one row a draw), so a draw is a pure function of the distribution and its row, whatever
-the block or batch size. ``size`` is the length ``D`` of the vector. Entries that are point estimates, or statistics of
-a normalisation layer, have standard deviation 0.
+``noise`` is drawn outside (one row a draw), so a draw is a pure function of the distribution and its row,
+whatever the block or batch size. ``size`` is the length ``D`` of the vector. Entries that are point
+estimates, or statistics of a normalisation layer, have standard deviation 0.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +35,7 @@ def positive(rho: Tensor) -> Tensor:
     return F.softplus(wide).clamp_min(_TINY)
 
 
+@runtime_checkable
 class Distribution(Protocol):
     """A distribution over the flat vector."""
 
@@ -77,7 +77,8 @@ class Distribution(Protocol):
 
 def _check_pair(name: str, mean: Tensor, scale: Tensor) -> None:
     if mean.dim() != 1 or scale.shape != mean.shape:
-        raise ValueError(f"{name} needs a mean (D,) and a scale (D,), got {tuple(mean.shape)} and {tuple(scale.shape)}")
+        raise ValueError(f"{name} needs a mean (D,) and a scale (D,), got shapes {tuple(mean.shape)} "
+                         f"and {tuple(scale.shape)}")  # fmt: skip
     if not bool((scale >= 0).all()):
         raise ValueError(f"{name}: scales are standard deviations and must be 0 or positive")
 
@@ -123,7 +124,12 @@ class DiagonalGaussian:
 
 @dataclass(frozen=True)
 class DiagonalLaplace:
-    """Independent double exponentials with location ``mean_i`` and scale ``scale_i`` (standard deviation sqrt(2) scale)."""
+    """Independent double exponentials.
+
+    Args:
+        mean: locations ``(D,)``.
+        scale: scales ``(D,)``; the standard deviation is ``sqrt(2) scale``; 0 is a point.
+    """
 
     mean: Float[Tensor, " D"]
     scale: Float[Tensor, " D"]
@@ -156,9 +162,12 @@ class DiagonalLaplace:
 
 
 def standard_laplace_(out: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill with double exponential noise of scale 1 (variance 2), by inversion."""
-    out.uniform_(-0.5, 0.5, generator=generator)
-    return out.copy_(-out.sign() * torch.log1p((-2 * out.abs()).clamp_min_(-1 + 1e-7)))
+    """Fill with double exponential noise of scale 1 (variance 2), by inversion; finite in every precision."""
+    uniform = (
+        out if out.dtype in (torch.float32, torch.float64) else torch.empty_like(out, dtype=torch.float32)
+    )
+    uniform.uniform_(-0.5, 0.5, generator=generator)
+    return out.copy_(-uniform.sign() * torch.log1p((-2 * uniform.abs()).clamp_min_(-1 + 1e-7)))
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,7 @@ class LowRankGaussian:
 
     def sample(self, noise: Tensor) -> Tensor:
         diagonal, shared = noise[:, : self.size], noise[:, self.size :]
-        return torch.addcmul(self.mean, self.std, diagonal) + shared @ self.factor.T
+        return torch.addcmul(self.mean, self.std, diagonal) + shared @ self.factor.T.to(shared.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "std": self.std, "factor": self.factor}
@@ -218,7 +227,8 @@ class StoredDraws:
 
     def __post_init__(self) -> None:
         if self.draws.dim() != 2 or len(self.draws) == 0:
-            raise ValueError(f"StoredDraws needs at least one row (M, D), got shape {tuple(self.draws.shape)}")
+            got = tuple(self.draws.shape)
+            raise ValueError(f"StoredDraws needs at least one row (M, D), got shape {got}")
 
     @property
     def size(self) -> int:
@@ -251,13 +261,16 @@ class StoredDraws:
 
 
 def _atom(atoms: int, generator: torch.Generator, index: int, total: int) -> int:
-    """Atom of draw ``index`` of ``total``: evenly spread, with a random rest, so that equal atoms count equally."""
+    """Atom of draw ``index`` of ``total``: counts differ by at most 1, so that equal atoms count equally."""
     if total <= atoms:  # thin evenly
         return (index * atoms) // total
-    whole = (total // atoms) * atoms
-    if index < whole:
+    rest = total % atoms
+    if index < total - rest:
         return index % atoms
-    return int(torch.randint(atoms, (1,), generator=generator, device=generator.device))
+    # the rest: spread evenly from a random atom, which depends on the seed alone
+    again = torch.Generator(device=generator.device).manual_seed(generator.initial_seed())
+    first = int(torch.randint(atoms, (1,), generator=again, device=again.device))
+    return (first + (index - total + rest) * atoms // rest) % atoms
 
 
 @dataclass(frozen=True)
@@ -268,6 +281,8 @@ class MixtureDistribution:
     kind: ClassVar[str] = "mixture"
 
     def __post_init__(self) -> None:
+        if not self.components:
+            raise ValueError("MixtureDistribution needs at least one component, got none")
         sizes = {component.size for component in self.components}
         if len(sizes) != 1:
             raise ValueError(f"mixture components must lie over the same vector, got sizes {sorted(sizes)}")
@@ -299,8 +314,9 @@ class MixtureDistribution:
         choice = _atom(count, generator, index, total) if total <= count else index % count
         row[0] = choice
         component = self.components[choice]
-        within = -(-(total - choice) // count) if total > count else 1
-        component.noise(row[1 : 1 + component.noise_size], generator, index // count if total > count else 0, within)
+        # the component's own draws: its number among them, and how many it gives in all
+        own, within = (index // count, -(-(total - choice) // count)) if total > count else (0, 1)
+        component.noise(row[1 : 1 + component.noise_size], generator, own, within)
 
     def sample(self, noise: Tensor) -> Tensor:
         out = noise.new_empty(len(noise), self.size)
@@ -320,11 +336,12 @@ class MixtureDistribution:
 
 @dataclass(frozen=True)
 class DropoutMasks:
-    """Fixed weights followed by dropout masks: entry ``i`` of the tail is 0 with probability ``rates_i``, else ``1 / (1 - rates_i)``.
+    """Fixed weights followed by dropout masks: a mask's entry is 0 with its rate, else ``1 / (1 - rate)``.
 
     Args:
         weights: the point part ``(n,)``.
-        rates: probability of dropping ``(m,)``; the vector is ``[weights | masks]``.
+        rates: probability of dropping ``(m,)``, in [0, 1]; the vector is ``[weights | masks]``. At 1 the mask
+            is always 0, as in ``nn.Dropout``.
     """
 
     weights: Float[Tensor, " n"]
@@ -332,17 +349,29 @@ class DropoutMasks:
     kind: ClassVar[str] = "dropout_masks"
     support: ClassVar[None] = None
 
+    def __post_init__(self) -> None:
+        if self.weights.dim() != 1 or self.rates.dim() != 1:
+            raise ValueError(f"DropoutMasks needs weights (n,) and rates (m,), got shapes "
+                             f"{tuple(self.weights.shape)} and {tuple(self.rates.shape)}")  # fmt: skip
+        if not bool(((self.rates >= 0) & (self.rates <= 1)).all()):
+            raise ValueError("DropoutMasks: rates are probabilities and must lie in [0, 1]")
+
     @property
     def size(self) -> int:
         return len(self.weights) + len(self.rates)
 
     @property
+    def _kept(self) -> Tensor:
+        """The mask's value where nothing is dropped; 0 at rate 1."""
+        return torch.where(self.rates < 1, 1 / (1 - self.rates), 0)
+
+    @property
     def mean(self) -> Tensor:
-        return torch.cat([self.weights, torch.ones_like(self.rates)])
+        return torch.cat([self.weights, (self.rates < 1).to(self.weights.dtype)])
 
     @property
     def variance(self) -> Tensor:
-        return torch.cat([torch.zeros_like(self.weights), self.rates / (1 - self.rates)])
+        return torch.cat([torch.zeros_like(self.weights), (self.rates * self._kept).to(self.weights.dtype)])
 
     @property
     def noise_size(self) -> int:
@@ -352,7 +381,7 @@ class DropoutMasks:
         row.uniform_(generator=generator)
 
     def sample(self, noise: Tensor) -> Tensor:
-        masks = (noise >= self.rates) / (1 - self.rates)
+        masks = (noise >= self.rates) * self._kept
         return torch.cat([self.weights.expand(len(noise), -1), masks.to(self.weights.dtype)], 1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -360,7 +389,8 @@ class DropoutMasks:
 
 
 _KINDS: dict[str, Any] = {
-    kind.kind: kind for kind in (DiagonalGaussian, DiagonalLaplace, LowRankGaussian, StoredDraws, DropoutMasks)
+    kind.kind: kind
+    for kind in (DiagonalGaussian, DiagonalLaplace, LowRankGaussian, StoredDraws, DropoutMasks)
 }
 
 
@@ -383,9 +413,3 @@ def rebuild(kinds: Any, tensors: dict[str, Tensor]) -> Any:
     if kinds not in _KINDS:
         raise ValueError(f"unknown kind of distribution {kinds!r}; this file comes from another version")
     return _KINDS[kinds](**tensors)
-
-
-def location_scale_entropy(log_scale: Tensor, kind: str) -> Tensor:
-    """Elementwise entropy, in nats, of a Gaussian or Laplace with this log scale."""
-    constant = 0.5 * math.log(2 * math.pi * math.e) if kind == DiagonalGaussian.kind else 1 + math.log(2)
-    return log_scale + constant

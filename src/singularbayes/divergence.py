@@ -1,12 +1,14 @@
-"""KL divergences, entry by entry, from a Gaussian or Laplace ``q`` to a prior, and their gradients in closed form.
+"""KL divergences, entry by entry, from a Gaussian or Laplace ``q`` to a prior, and their closed gradients.
 
-Three estimators, all summed over entries by the caller, in nats:
+Three estimators, all summed over entries by the caller, in nats, in float32 or better:
 
 * *closed*: Normal and Laplace priors;
-* *bound*: any prior; for the scale mixture ``KL(q || sum_k pi_k p_k) <= -log sum_k pi_k exp(-KL(q || p_k))``;
+* *bound*: any prior; for the scale mixture
+  ``KL(q || sum_k pi_k p_k) <= -log sum_k pi_k exp(-KL(q || p_k))``;
 * *Monte Carlo*: ``log q(w) - log p(w)`` at one draw, unbiased, any prior.
 
-Gradients are for the location ``mean`` and the ``scale`` (standard deviation of the Gaussian, scale of the Laplace).
+Gradients are for the location ``mean`` and the ``scale`` (standard deviation of the Gaussian, scale of the
+Laplace).
 
 References:
     Blundell et al. 2015, arXiv 1505.05424, eq. 2. Hershey and Olsen 2007, eq. 20 (bound).
@@ -20,9 +22,19 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from .priors import Laplace, Normal, ScaleMixture
+from .priors import Laplace, Normal, ScaleMixture, wide
 
-__all__ = ["Family", "KL", "bound", "bound_gradient", "closed", "closed_gradient", "entropy", "has_closed_form", "log_density"]
+__all__ = [
+    "KL",
+    "Family",
+    "bound",
+    "bound_gradient",
+    "closed",
+    "closed_gradient",
+    "entropy",
+    "has_closed_form",
+    "log_density",
+]
 
 
 class Family(StrEnum):
@@ -53,11 +65,12 @@ def has_closed_form(prior: object) -> bool:
 def entropy(family: Family, scale: Tensor) -> Tensor:
     """Differential entropy of each entry."""
     constant = 0.5 * math.log(2 * math.pi * math.e) if family is Family.GAUSSIAN else 1 + math.log(2)
-    return scale.log() + constant
+    return wide(scale).log() + constant
 
 
 def log_density(family: Family, noise: Tensor, scale: Tensor) -> Tensor:
     """``log q`` at ``mean + scale * noise``."""
+    noise, scale = wide(noise), wide(scale)
     if family is Family.GAUSSIAN:
         return -0.5 * noise.square() - scale.log() - 0.5 * math.log(2 * math.pi)
     return -noise.abs() - scale.log() - math.log(2)
@@ -82,6 +95,7 @@ def closed(family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor)
         >>> round(closed(Family.GAUSSIAN, Normal(1.0), 0.5 * one, 0.2 * one).item(), 9)
         1.254437912
     """
+    mean, scale = wide(mean), wide(scale)
     if isinstance(prior, Normal):
         second_moment = mean.square() + family.unit_variance * scale.square()
         cross = 0.5 * second_moment / prior.std**2 + math.log(prior.std) + 0.5 * math.log(2 * math.pi)
@@ -90,8 +104,11 @@ def closed(family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor)
     return cross - entropy(family, scale)
 
 
-def closed_gradient(family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def closed_gradient(
+    family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
     """Derivatives of :func:`closed` for mean and scale."""
+    mean, scale = wide(mean), wide(scale)
     if isinstance(prior, Normal):
         precision = prior.std**-2
         return mean * precision, scale * (family.unit_variance * precision) - scale.reciprocal()
@@ -117,7 +134,9 @@ def bound_gradient(
     """Derivatives of :func:`bound` for mean and scale."""
     if not isinstance(prior, ScaleMixture):
         return closed_gradient(family, prior, mean, scale)
+    mean, scale = wide(mean), wide(scale)
     first, second = _component_kls(family, prior, mean, scale)
-    share = torch.sigmoid(second - first)  # responsibility of the first component
-    precision = share * prior.std1**-2 + (1 - share) * prior.std2**-2
+    # responsibilities, each by its own sigmoid: 1 - share lacks the digits that a narrow component needs
+    share1, share2 = torch.sigmoid(second - first), torch.sigmoid(first - second)
+    precision = share1 * prior.std1**-2 + share2 * prior.std2**-2
     return mean * precision, family.unit_variance * scale * precision - scale.reciprocal()

@@ -1,8 +1,8 @@
-"""Likelihoods: they carry the task, the noise and the calibration temperature, so that no method asks for them.
+"""Likelihoods: they carry the task, the noise and the calibration temperature; no method asks for them.
 
-A likelihood turns network outputs into log densities of labels (for training) and into a predictive (for use).
-``parameters`` holds numbers that are learned with the network (an unknown noise level); they lie in the posterior's
-flat vector, so that every draw has its own.
+A likelihood turns network outputs into log densities of labels (for training) and into a predictive (for
+use). ``parameters`` holds numbers that are learned with the network (an unknown noise level); they lie in the
+posterior's flat vector, so that every draw has its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,9 @@ __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "L
 Parameters = Mapping[str, Tensor]
 
 
+@runtime_checkable
 class Likelihood(Protocol):
-    """What a method needs of a likelihood; ``outputs`` has shape ``(B, *event)`` unless a draws axis is named."""
+    """What a method needs of a likelihood; ``outputs`` are ``(B, *event)`` unless a draws axis is named."""
 
     task: ClassVar[str]
     temperature: float
@@ -51,7 +52,7 @@ class Likelihood(Protocol):
         """The predictive of outputs ``(S, B, *event)``; ``parameters`` have a leading axis ``S``."""
         ...
 
-    def with_temperature(self, temperature: float) -> Self:
+    def with_temperature(self, temperature: float) -> Likelihood:
         """The same likelihood at another calibration temperature."""
         ...
 
@@ -64,6 +65,11 @@ class Likelihood(Protocol):
         ...
 
 
+def _wide(outputs: Tensor) -> Tensor:
+    """Outputs in float32 or float64: log densities and means over draws are not left to half precision."""
+    return outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
+
+
 def _integer_labels(y: Tensor, batch: int, classes: int) -> Tensor:
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -71,13 +77,14 @@ def _integer_labels(y: Tensor, batch: int, classes: int) -> Tensor:
         raise ValueError(f"labels have shape {tuple(y.shape)}, expected ({batch},): one class index per row")
     if y.is_floating_point() and not bool((y == y.round()).all()):
         row = int((y != y.round()).nonzero()[0])
-        raise ValueError(f"label {y[row].item():g} in row {row} is no class index; expected integers 0..{classes - 1}")
+        raise ValueError(f"label {y[row].item():g} in row {row} is no class index; "
+                         f"expected integers 0..{classes - 1}")  # fmt: skip
     y = y.long()
     wrong = ((y < 0) | (y >= classes)).nonzero()
     if len(wrong):
         row = int(wrong[0])
-        raise ValueError(f"label {int(y[row])} in row {row} is out of range; the network has {classes} outputs, "
-                         f"so labels must lie in 0..{classes - 1}")  # fmt: skip
+        raise ValueError(f"label {int(y[row])} in row {row} is out of range; the network has {classes} "
+                         f"outputs, so labels must lie in 0..{classes - 1}")  # fmt: skip
     return y
 
 
@@ -111,14 +118,15 @@ class Categorical:
         return _integer_labels(y, outputs_shape[0], outputs_shape[1])
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        log_probs = F.log_softmax(outputs.float() / self.temperature, -1)
+        log_probs = F.log_softmax(_wide(outputs) / self.temperature, -1)
         return log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        return F.cross_entropy(outputs if self.temperature == 1 else outputs / self.temperature, y)
+        logits = _wide(outputs)
+        return F.cross_entropy(logits if self.temperature == 1 else logits / self.temperature, y)
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> CategoricalPredictive:
-        return CategoricalPredictive(F.log_softmax(outputs / self.temperature, -1))
+        return CategoricalPredictive(F.log_softmax(_wide(outputs) / self.temperature, -1))
 
     def with_temperature(self, temperature: float) -> Categorical:
         return replace(self, temperature=temperature)
@@ -149,21 +157,22 @@ class Bernoulli:
         return {}
 
     def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
-        if len(outputs_shape) == 2 and outputs_shape[1] != 1 or len(outputs_shape) > 2:
+        if len(outputs_shape) != 1 and tuple(outputs_shape[1:]) != (1,):
             raise ValueError(f"Bernoulli needs outputs of shape (B,) or (B, 1), the network gives "
                              f"{tuple(outputs_shape)}; for K logits use Categorical()")  # fmt: skip
         return _integer_labels(y, outputs_shape[0], 2).float()
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        logits = self._logits(outputs, y).float()
+        logits = self._logits(outputs, y)
         return y * F.logsigmoid(logits) + (1 - y) * F.logsigmoid(-logits)
 
     def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        return F.binary_cross_entropy_with_logits(self._logits(outputs, y), y.to(outputs.dtype))
+        logits = self._logits(outputs, y)
+        return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> BernoulliPredictive:
         outputs = outputs.squeeze(-1) if outputs.dim() == 3 else outputs
-        return BernoulliPredictive(outputs / self.temperature)
+        return BernoulliPredictive(_wide(outputs) / self.temperature)
 
     def with_temperature(self, temperature: float) -> Bernoulli:
         return replace(self, temperature=temperature)
@@ -175,15 +184,18 @@ class Bernoulli:
         return {"temperature": self.temperature}
 
     def _logits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        outputs = outputs.reshape(y.shape)
-        return outputs if self.temperature == 1 else outputs / self.temperature
+        logits = _wide(outputs.reshape(y.shape))
+        return logits if self.temperature == 1 else logits / self.temperature
 
 
 def _real_labels(y: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
     if y.dim() == 2 and y.shape[1] == 1 and len(batch_shape) == 1:
         y = y[:, 0]
     if y.shape != batch_shape:
-        raise ValueError(f"labels have shape {tuple(y.shape)}, expected {batch_shape} as the network's outputs")
+        got = tuple(y.shape)
+        raise ValueError(f"labels have shape {got}, expected {batch_shape} as the network's outputs")
+    if y.dtype == torch.bool:
+        y = y.float()
     if not bool(torch.isfinite(y).all()):
         place = tuple(int(i) for i in (~torch.isfinite(y)).nonzero()[0])
         raise ValueError(f"label at {place} is {y[place].item()}; labels must be finite")
@@ -194,8 +206,8 @@ def _real_labels(y: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
 class Gaussian:
     """Gaussian noise of one standard deviation: outputs and labels ``(B,)``, ``(B, 1)`` or ``(B, k)``.
 
-    One output is always treated as ``(B,)``. At temperature ``T`` the predictive's total variance is multiplied by
-    ``T``, epistemic and noise alike, about the same mean.
+    One output is always treated as ``(B,)``. At temperature ``T`` the predictive's total variance is
+    multiplied by ``T``, epistemic and noise alike, about the same mean.
 
     Args:
         noise: standard deviation of the noise, in the units of ``y``; ``None`` learns one for all outputs.
@@ -213,7 +225,9 @@ class Gaussian:
         for name in ("noise", "initial_noise"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} is a standard deviation and must be positive and finite, got {value}")
+                raise ValueError(
+                    f"{name} is a standard deviation; it must be positive and finite, got {value}"
+                )
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -224,7 +238,7 @@ class Gaussian:
         return _real_labels(y, shape[:1] if len(shape) == 2 and shape[1] == 1 else shape)
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        means = outputs.reshape(y.shape)
+        means = _wide(outputs.reshape(y.shape))
         log_var = 2 * self._log_noise(parameters, means) + math.log(self.temperature)
         terms = -0.5 * ((y - means).square() * torch.exp(-log_var) + log_var + math.log(2 * math.pi))
         return terms.flatten(1).sum(-1) if y.dim() > 1 else terms
@@ -233,7 +247,7 @@ class Gaussian:
         return -self.log_prob(outputs, y, parameters).mean()
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> GaussianPredictive:
-        means = outputs.squeeze(-1) if outputs.dim() == 3 and outputs.shape[-1] == 1 else outputs
+        means = _wide(outputs.squeeze(-1) if outputs.dim() == 3 and outputs.shape[-1] == 1 else outputs)
         variances = (2 * self._log_noise(parameters, means)).exp().expand_as(means)
         return _tempered(GaussianPredictive(means, variances), self.temperature)
 
@@ -249,7 +263,7 @@ class Gaussian:
     def _log_noise(self, parameters: Parameters, means: Tensor) -> Tensor:
         if self.noise is not None:
             return means.new_tensor(math.log(self.noise))
-        log_noise = parameters["log_noise"]  # (1,) in training, (S, 1) in prediction
+        log_noise = _wide(parameters["log_noise"])  # (1,) in training, (S, 1) in prediction
         return log_noise if log_noise.dim() == 1 else log_noise.view(-1, *[1] * (means.dim() - 1))
 
 
@@ -263,14 +277,16 @@ def _tempered(predictive: GaussianPredictive, temperature: float) -> GaussianPre
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian:
-    """Mean and log variance from the network: outputs ``(B, 2)`` (or ``(B, 2 k)``: means first), labels ``(B,)``.
+    """Mean and log variance from the network: outputs ``(B, 2)``, labels ``(B,)``.
 
-    The log variance is held within ``bounds`` by a smooth clamp, so that neither a collapse nor a blow-up of the
-    scale can stop training.
+    More outputs: ``(B, 2 k)``, the ``k`` means first, and labels ``(B, k)``.
+
+    The log variance is held within ``bounds`` by a smooth clamp, so that neither a collapse nor a blow-up of
+    the scale can stop training.
 
     Args:
-        beta: weight ``variance ** beta`` (no gradient) on each point's loss; 0 is the likelihood, .5 the authors'
-            choice when the mean is learned badly where the variance is large.
+        beta: weight ``variance ** beta`` (no gradient) on each point's loss; 0 is the likelihood, .5 the
+            authors' choice when the mean is learned badly where the variance is large.
         bounds: limits of the log variance, in nats.
         temperature: factor on the predictive variance; fitted by ``posterior.calibrate``.
 
@@ -288,7 +304,7 @@ class HeteroscedasticGaussian:
         if not 0 <= self.beta <= 1:
             raise ValueError(f"beta must lie in [0, 1], got {self.beta}")
         if not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"bounds of the log variance must be (low, high) with low < high, got {self.bounds}")
+            raise ValueError(f"bounds of the log variance must be (low, high), low < high, got {self.bounds}")
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -296,8 +312,8 @@ class HeteroscedasticGaussian:
 
     def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
         if len(outputs_shape) != 2 or outputs_shape[1] % 2:
-            raise ValueError(f"HeteroscedasticGaussian needs outputs (B, 2 k): k means, then k log variances; "
-                             f"the network gives {tuple(outputs_shape)}")  # fmt: skip
+            raise ValueError(f"HeteroscedasticGaussian needs outputs (B, 2 k): k means, then k log "
+                             f"variances; the network gives {tuple(outputs_shape)}")  # fmt: skip
         half = outputs_shape[1] // 2
         return _real_labels(y, (outputs_shape[0],) if half == 1 else (outputs_shape[0], half))
 
@@ -321,19 +337,22 @@ class HeteroscedasticGaussian:
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
         log_var = self._split(outputs)[1]
         low, high = self.bounds
-        if bool((log_var < low + 0.5).all()) or bool((log_var > high - 0.5).all()):
+        log_var = log_var.reshape(len(log_var), -1)  # one column for each predicted quantity
+        dead = (log_var < low + 0.5).all(0) | (log_var > high - 0.5).all(0)
+        if bool(dead.any()):
             warnings.warn(f"the predicted noise sits at its bound for every input (log variance about "
-                          f"{log_var.mean().item():.1f}): the scale head is dead; rescale y, or try beta=0.5",
+                          f"{log_var[:, dead].mean().item():.1f}): the scale head is dead; rescale y, or try "
+                          f"beta=0.5", stacklevel=2)  # fmt: skip
+        elif len(log_var) > 1 and bool((log_var.std(0) < 1e-4).any()):
+            warnings.warn("the predicted noise is the same for every input: the scale head learned a "
+                          "constant; Gaussian() says the same with fewer parameters",
                           stacklevel=2)  # fmt: skip
-        elif log_var.shape[0] > 1 and log_var.std().item() < 1e-4:
-            warnings.warn("the predicted noise is the same for every input: the scale head learned a constant; "
-                          "Gaussian() says the same with fewer parameters", stacklevel=2)  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return {"beta": self.beta, "bounds": list(self.bounds), "temperature": self.temperature}
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        means, raw = outputs.chunk(2, -1)
+        means, raw = _wide(outputs).chunk(2, -1)
         low, high = self.bounds
         centre, half = (low + high) / 2, (high - low) / 2
         log_var = centre + half * torch.tanh((raw - centre) / half)
@@ -345,4 +364,9 @@ class HeteroscedasticGaussian:
         return -0.5 * ((y - means).square() * (-log_var).exp() + log_var + math.log(2 * math.pi)), log_var
 
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)}
+KINDS: dict[str, Any] = {
+    "Categorical": Categorical,
+    "Bernoulli": Bernoulli,
+    "Gaussian": Gaussian,
+    "HeteroscedasticGaussian": HeteroscedasticGaussian,
+}

@@ -56,7 +56,9 @@ class Model:
         self.likelihood = likelihood
         self.prior: BlockPrior | PerParameter = Normal() if prior is None else prior
         if isinstance(self.prior, type) or not isinstance(self.prior, BlockPrior | PerParameter):
-            raise TypeError(f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture() or PerParameter(...), got {self.prior!r}")
+            raise TypeError(
+                f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture() or PerParameter(...), got {self.prior!r}"
+            )
         self.layout = Layout.of(network, bayesian=bayesian, deterministic=deterministic, normalization=normalization,
                                 likelihood=likelihood.parameters)  # fmt: skip
         parameter = next(p for p in network.parameters() if p.requires_grad)
@@ -84,22 +86,30 @@ class Model:
         if not isinstance(self.prior, PerParameter):
             return self.prior
         slots = [slot.aliases for slot in self.layout.of_kind("belief")]
-        chosen = {pattern: match_names(pattern, slots, "prior") for pattern in self.prior.priors}  # all are checked
+        chosen = {
+            pattern: match_names(pattern, slots, "prior") for pattern in self.prior.priors
+        }  # all are checked
         for pattern, prior in self.prior.priors.items():
             if names[0] in chosen[pattern]:
                 return prior
-        raise ValueError(f"no prior for parameter {names[0]}; add a pattern that matches it, or '*' at the end")
+        raise ValueError(
+            f"no prior for parameter {names[0]}; add a pattern that matches it, or '*' at the end"
+        )
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Log prior density of rows ``(..., D)``, summed over the believed entries, in nats."""
-        return torch.stack([prior.log_prob(w[..., block]).sum(-1) for block, prior in self.prior_blocks]).sum(0)
+        return torch.stack([prior.log_prob(w[..., block]).sum(-1) for block, prior in self.prior_blocks]).sum(
+            0
+        )
 
     def copy_network(self) -> nn.Module:
         """A private copy: training and prediction happen on copies alone."""
         try:
             return copy.deepcopy(self.network)
         except RuntimeError as error:  # non-leaf tensors kept on a module
-            raise ValueError(f"the network cannot be copied ({error}); remove tensors that its forward pass stores on it") from error
+            raise ValueError(
+                f"the network cannot be copied ({error}); remove tensors that its forward pass stores on it"
+            ) from error
 
     def outputs(self, network: nn.Module, x: Any) -> Tensor:
         """The network's output as one tensor, with an error that names shapes when the input does not fit."""

@@ -63,7 +63,9 @@ def match_names(patterns: Patterns, names: Iterable[Sequence[str]], what: str) -
         if not hits:
             known = [name for entry in entries for name in entry]
             near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
-            raise ValueError(f"{what} pattern {pattern!r} matches no parameter; nearest names: {', '.join(near)}")
+            raise ValueError(
+                f"{what} pattern {pattern!r} matches no parameter; nearest names: {', '.join(near)}"
+            )
         chosen |= hits
     return chosen
 
@@ -90,20 +92,30 @@ def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     compiled = [path for path, module in network.named_modules() if "_orig_mod" in module._modules]
     if compiled:
         at = f"network.{compiled[0]}" if compiled[0] else "network"
-        raise ValueError(f"{compiled[0] or 'the network'} was compiled; use {at}._orig_mod in its place, and compile afterwards")
+        raise ValueError(
+            f"{compiled[0] or 'the network'} was compiled; use {at}._orig_mod in its place, and compile afterwards"
+        )
     lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
     if lazy:
-        raise ValueError(f"{lazy[0]} is not initialised yet (a lazy module); run the network on one batch first")
+        raise ValueError(
+            f"{lazy[0]} is not initialised yet (a lazy module); run the network on one batch first"
+        )
     for path, module in network.named_modules():
         if any(type(hook).__name__ == "WeightNorm" for hook in module._forward_pre_hooks.values()):
             raise ValueError(f"{path or 'the network'} uses the old torch.nn.utils.weight_norm, which recomputes its "
                              f"weight in a hook; use torch.nn.utils.parametrizations.weight_norm")  # fmt: skip
     if not parameters:
-        raise ValueError("the network has no parameter that requires a gradient: there is nothing to have a belief about")
+        raise ValueError(
+            "the network has no parameter that requires a gradient: there is nothing to have a belief about"
+        )
     dtypes = {parameter.dtype for parameter in parameters.values()}
     devices = {parameter.device for parameter in parameters.values()}
     if len(dtypes) > 1 or len(devices) > 1:
-        odd = next(n for n, p in parameters.items() if (p.dtype, p.device) != (min(dtypes, key=str), min(devices, key=str)))
+        odd = next(
+            n
+            for n, p in parameters.items()
+            if (p.dtype, p.device) != (min(dtypes, key=str), min(devices, key=str))
+        )
         raise ValueError(f"parameters must share one dtype and one device, got {sorted(map(str, dtypes))} on "
                          f"{sorted(map(str, devices))} (e.g. {odd}); convert with network.to(...)")  # fmt: skip
     if not next(iter(dtypes)).is_floating_point:
@@ -115,7 +127,9 @@ class Layout:
     """Where the chosen tensors of a network lie in the flat vector.
 
     Example:
-        >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), deterministic="*bias")
+        >>> layout = Layout.of(
+        ...     nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), deterministic="*bias"
+        ... )
         >>> layout.belief, layout.trained
         (9, 13)
     """
@@ -156,13 +170,17 @@ class Layout:
         if not normalization:
             points |= {name for name in chosen if isinstance(owner(network, name)[0], _NORMALIZATION)}
         if points == chosen:
-            raise ValueError("every chosen parameter is deterministic: there is nothing to have a belief about")
+            raise ValueError(
+                "every chosen parameter is deterministic: there is nothing to have a belief about"
+            )
         entries: list[tuple[Kind, tuple[str, ...], tuple[int, ...]]] = [
             ("point" if name in points else "belief", tuple(tied[name][0]), tuple(parameter.shape))
             for name, parameter in trainable.items()
             if name in chosen
         ]
-        entries += [("likelihood", (LIKELIHOOD_PREFIX + n,), tuple(t.shape)) for n, t in (likelihood or {}).items()]
+        entries += [
+            ("likelihood", (LIKELIHOOD_PREFIX + n,), tuple(t.shape)) for n, t in (likelihood or {}).items()
+        ]
         entries += [("statistic", (name,), tuple(buffer.shape)) for name, buffer in _statistics(network)]
         return cls._place(entries)
 
@@ -177,7 +195,9 @@ class Layout:
 
     def with_masks(self, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
         """The layout with dropout masks (buffers of these names and shapes) appended."""
-        entries: list[tuple[Kind, tuple[str, ...], tuple[int, ...]]] = [(s.kind, s.aliases, s.shape) for s in self.slots]
+        entries: list[tuple[Kind, tuple[str, ...], tuple[int, ...]]] = [
+            (s.kind, s.aliases, s.shape) for s in self.slots
+        ]
         entries += [("mask", (name,), tuple(shape)) for name, shape in shapes.items()]
         return self._place(entries)
 
@@ -205,7 +225,11 @@ class Layout:
 
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Views of ``w (..., D)`` for the network, by first name: ``functional_call``'s argument."""
-        return {s.name: w[..., s.start : s.stop].view(*w.shape[:-1], *s.shape) for s in self.slots if s.kind != "likelihood"}
+        return {
+            s.name: w[..., s.start : s.stop].view(*w.shape[:-1], *s.shape)
+            for s in self.slots
+            if s.kind != "likelihood"
+        }
 
     def likelihood_views(self, w: Tensor) -> dict[str, Tensor]:
         """Views of ``w (..., D)`` for the likelihood's learned numbers."""

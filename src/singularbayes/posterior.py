@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,22 @@ from torch import Tensor, nn
 from . import checkpoint, distributions, likelihoods
 from .data import as_inputs, as_source, batch_size_of, gather, to_device
 from .distributions import StoredDraws
-from .functions import Way, call, evaluate, way_for
+from .functions import call, evaluate, way_for
 from .likelihoods import Likelihood
 from .model import takes_integers
 from .nn.masks import MaskedDropout
 from .parameters import Layout, owner
 from .predictive import Predictive
 from .random import generator
+from .stacked import Workspace
 
 __all__ = ["Posterior", "load"]
 
 FORMAT = 1
-_BLOCK_BYTES = 8 * 2**20  # the widest activation of a block of draws stays in the cache
-_BLOCK_DRAWS = 16
+_ROW_BYTES = 2 * 2**20  # of one draw's widest activation: rows of input are taken accordingly
+_BLOCK_BYTES = 2**20  # of a block of draws' widest activation, within the limits below: it stays in the cache
+_BLOCK_DRAWS = (4, 16)
+_NOISE_DRAWS = 8
 
 
 class Posterior:
@@ -50,7 +53,14 @@ class Posterior:
         (torch.Size([5, 8]), torch.Size([64, 2]))
     """
 
-    def __init__(self, network: nn.Module, distribution: Any, likelihood: Likelihood, layout: Layout, info: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        distribution: Any,
+        likelihood: Likelihood,
+        layout: Layout,
+        info: Mapping[str, Any],
+    ) -> None:
         if distribution.size != layout.size:
             raise ValueError(f"the distribution has {distribution.size} entries and the layout {layout.size}")
         self.network = network.eval().requires_grad_(False)
@@ -75,13 +85,16 @@ class Posterior:
 
     # Draws
 
-    def _noise(self, n: int, seed: int) -> Any:
-        """Rows of noise, one after another from one generator: the same however they are grouped."""
+    def _noise(self, n: int, seed: int) -> Iterator[Tensor]:
+        """Rows of noise, one after another from one generator: the same however they are grouped.
+
+        The rows of a block are overwritten by those of the next.
+        """
         source = generator(seed, "draws", device=self.device)
-        size = self.distribution.noise_size
-        width = self.dtype if self.dtype in (torch.float32, torch.float64) else torch.float32
-        for start in range(0, n, _BLOCK_DRAWS):
-            rows = torch.empty(min(_BLOCK_DRAWS, n - start), size, dtype=width, device=self.device)
+        dtype = self.dtype if self.dtype == torch.float64 else torch.float32
+        buffer = torch.empty(min(_NOISE_DRAWS, n), self.distribution.noise_size, dtype=dtype, device=self.device)
+        for start in range(0, n, _NOISE_DRAWS):
+            rows = buffer[: n - start]
             for offset, row in enumerate(rows):
                 self.distribution.noise(row, source, start + offset, n)
             yield rows
@@ -106,12 +119,16 @@ class Posterior:
     def at_mean(self) -> Posterior:
         """The posterior collapsed to its mean: prediction with mean weights, the same numbers every time."""
         atom = StoredDraws(self.distribution.mean.detach().clone().unsqueeze(0))
-        return Posterior(copy.deepcopy(self.network), atom, self.likelihood, self.layout, {**self.info, "at_mean": True})
+        return Posterior(
+            copy.deepcopy(self.network), atom, self.likelihood, self.layout, {**self.info, "at_mean": True}
+        )
 
     # Prediction
 
     @torch.no_grad()
-    def functions(self, draws: Float[Tensor, "S D"], x: Any, batch_size: int | None = None) -> Float[Tensor, "S B *event"]:
+    def functions(
+        self, draws: Float[Tensor, "S D"], x: Any, batch_size: int | None = None
+    ) -> Float[Tensor, "S B *event"]:
         """Network outputs of each draw, ``(S, B, *event)``.
 
         Args:
@@ -148,18 +165,20 @@ class Posterior:
             self._widths[key] = max(widest, output.numel())
         return self._widths[key]
 
-    def _blocks(self, sources: Any, x: Any, batch_size: int | None) -> Any:
+    def _blocks(self, sources: Iterable[Tensor], x: Any, batch_size: int | None) -> Iterator[Tensor]:
         """Outputs for blocks of draws: blocks outside, minibatches of inputs inside."""
-        rows, width = batch_size_of(x), self._width(x)
-        bytes_per_row = width * torch.finfo(self.dtype).bits // 8
-        step = batch_size or min(rows, max(1, _BLOCK_BYTES // bytes_per_row))
+        rows = batch_size_of(x)
+        bytes_per_row = self._width(x) * torch.finfo(self.dtype).bits // 8
+        step = max(1, _ROW_BYTES // bytes_per_row) if batch_size is None else batch_size
         if step < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        together = 1 if self.way is Way.LOOP else max(1, min(_BLOCK_DRAWS, _BLOCK_BYTES // (bytes_per_row * min(step, rows))))
+        least, most = _BLOCK_DRAWS
+        together = max(least, min(most, _BLOCK_BYTES // (bytes_per_row * min(step, rows))))
+        batches = [x] if step >= rows else [_rows(x, slice(i, i + step)) for i in range(0, rows, step)]
+        workspace = Workspace()
         for source in sources:
             for block in source.split(together):
-                parts = [evaluate(self.network, self.layout, block, x if step >= rows else _rows(x, slice(start, start + step)), self.way)
-                         for start in range(0, rows, step)]  # fmt: skip
+                parts = [evaluate(self.network, self.layout, block, batch, self.way, workspace) for batch in batches]
                 yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @torch.no_grad()
@@ -202,7 +221,10 @@ class Posterior:
         if not slots:
             return {}
         numbers, offset = torch.cat(kept), slots[0].start
-        return {s.name.partition(".")[2]: numbers[:, s.start - offset : s.stop - offset].view(-1, *s.shape) for s in slots}
+        return {
+            s.name.partition(".")[2]: numbers[:, s.start - offset : s.stop - offset].view(-1, *s.shape)
+            for s in slots
+        }
 
     def calibrate(self, validation: Any, draws: int = 64, seed: int = 0) -> Posterior:
         """A new posterior with the temperature that minimises the validation NLL of the mixture.
@@ -225,7 +247,7 @@ class Posterior:
         base = self.likelihood.with_temperature(1.0)
         plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
         rows = plain.draw(min(draws, self.distribution.support or draws), seed)
-        outputs = plain.functions(rows, held.x)
+        outputs = plain.functions(rows, held.x).double()  # float32 leaves the flat valley's floor open
         numbers = self.layout.likelihood_views(rows)
         labels = base.labels(outputs.shape[1:], held.y.to(self.device))
 
@@ -240,7 +262,13 @@ class Posterior:
                           f"all predicted right, or the model has no signal; use more validation data", stacklevel=2)  # fmt: skip
         temperature = math.exp(best)
         info = {**self.info, "temperature": temperature}
-        return Posterior(copy.deepcopy(self.network), self.distribution, base.with_temperature(temperature), self.layout, info)
+        return Posterior(
+            copy.deepcopy(self.network),
+            self.distribution,
+            base.with_temperature(temperature),
+            self.layout,
+            info,
+        )
 
     # Files
 
@@ -260,7 +288,11 @@ class Posterior:
             "distribution": distributions.describe(self.distribution),
             "likelihood": {"kind": kind, **self.likelihood.to_dict()},
             "layout": self.layout.to_dict(),
-            "dropout": {name: module.p for name, module in self.network.named_modules() if isinstance(module, MaskedDropout)},
+            "dropout": {
+                name: module.p
+                for name, module in self.network.named_modules()
+                if isinstance(module, MaskedDropout)
+            },
             "info": _plain(self.info),
         }
         checkpoint.write_pair(folder, "posterior", {**tensors, **rest}, content)
@@ -269,7 +301,9 @@ class Posterior:
         """The same posterior on another device."""
         tensors = {name: tensor.to(device) for name, tensor in self.distribution.tensors().items()}
         distribution = distributions.rebuild(distributions.describe(self.distribution), tensors)
-        return Posterior(copy.deepcopy(self.network).to(device), distribution, self.likelihood, self.layout, self.info)
+        return Posterior(
+            copy.deepcopy(self.network).to(device), distribution, self.likelihood, self.layout, self.info
+        )
 
 
 def _rows(x: Any, index: slice) -> Any:
@@ -324,28 +358,43 @@ def load(folder: str | Path, network: nn.Module, likelihood: Likelihood | None =
     """
     tensors, content = checkpoint.read_pair(folder, "posterior")
     if content.get("library") != "singularbayes" or content.get("format") != FORMAT:
-        raise ValueError(f"{folder} holds format {content.get('format')!r}, this version reads format {FORMAT}")
+        raise ValueError(
+            f"{folder} holds format {content.get('format')!r}, this version reads format {FORMAT}"
+        )
     layout = Layout.from_dict(content["layout"])
     private = copy.deepcopy(network)
     for name, p in content["dropout"].items():
         slot = next(slot for slot in layout.slots if slot.name == f"{name}.mask")
         parent, _, leaf = name.rpartition(".")
         reference = next(private.parameters())
-        setattr(private.get_submodule(parent), leaf, MaskedDropout(slot.shape, p, reference.device, reference.dtype))
+        setattr(
+            private.get_submodule(parent),
+            leaf,
+            MaskedDropout(slot.shape, p, reference.device, reference.dtype),
+        )
     _check_fit(private, layout)
     rest = {name.removeprefix("rest."): t for name, t in tensors.items() if name.startswith("rest.")}
     state = private.state_dict()
     unknown = [name for name, t in rest.items() if name not in state or state[name].shape != t.shape]
     if unknown:
-        raise ValueError(f"the network does not fit this posterior: {unknown[0]} is missing or has another shape")
+        raise ValueError(
+            f"the network does not fit this posterior: {unknown[0]} is missing or has another shape"
+        )
     private.load_state_dict(rest, strict=False)
     device = next(private.parameters()).device
-    own = {n.removeprefix("distribution."): t.to(device) for n, t in tensors.items() if n.startswith("distribution.")}
+    own = {
+        n.removeprefix("distribution."): t.to(device)
+        for n, t in tensors.items()
+        if n.startswith("distribution.")
+    }
     distribution = distributions.rebuild(content["distribution"], own)
     if likelihood is None:
         fields = dict(content["likelihood"])
         kind = likelihoods.KINDS[fields.pop("kind")]
-        likelihood = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+        likelihood = kind(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        )
+    layout.write(private, distribution.mean)
     return Posterior(private, distribution, likelihood, layout, content["info"])
 
 
@@ -360,4 +409,6 @@ def _check_fit(network: nn.Module, layout: Layout) -> None:
             raise ValueError(f"the network does not fit this posterior: it has no {slot.name}; was it factorised "
                              f"the same way?") from None  # fmt: skip
         if shape != slot.shape:
-            raise ValueError(f"the network does not fit this posterior: {slot.name} has shape {shape}, saved was {slot.shape}")
+            raise ValueError(
+                f"the network does not fit this posterior: {slot.name} has shape {shape}, saved was {slot.shape}"
+            )

@@ -1,7 +1,7 @@
 """What a posterior says about new inputs: mixtures over draws, with the split of uncertainty.
 
-Axes are always ``(S, B, *event)``: draws, batch, event. A predictive distribution is the equal-weight mixture of
-the ``S`` conditional distributions ``p(y | f_s(x))``, never the distribution at an averaged logit.
+Axes are always ``(S, B, *event)``: draws, batch, event. A predictive distribution is the equal-weight mixture
+of the ``S`` conditional distributions ``p(y | f_s(x))``, never the distribution at an averaged logit.
 
 References:
     Depeweg et al. 2018, arXiv 1710.07283, eq. 3 (entropy split) and eq. 5 (law of total variance).
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"]
@@ -32,6 +32,29 @@ def _check_labels(y: Tensor, shape: torch.Size) -> Tensor:
     if y.shape != shape:
         raise ValueError(f"labels have shape {tuple(y.shape)}, this prediction needs {tuple(shape)}")
     return y
+
+
+def _class_index(y: Tensor, classes: int) -> Tensor:
+    """Labels as class indices; fractions and values outside ``0..classes - 1`` are an error."""
+    index = y.long()
+    wrong = ((index != y) | (index < 0) | (index >= classes)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"label {y[row].item():g} in row {row} is no class index; expected one of 0..{classes - 1}"
+        )
+    return index
+
+
+_QUANTILE_ENTRIES = 2**24  # torch.quantile of some versions refuses more
+
+
+def _quantiles(draws: Tensor, level: float) -> Tensor:
+    """The two edges ``(2, B, *event)`` of the central interval over axis 0."""
+    _check_level(level)
+    edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype, device=draws.device)
+    rows = max(1, _QUANTILE_ENTRIES * draws.shape[1] // max(1, draws.numel()))
+    return torch.cat([torch.quantile(part, edges, dim=0) for part in draws.split(rows, 1)], 1)
 
 
 def _mixture(log_densities: Tensor) -> Tensor:
@@ -91,17 +114,15 @@ class CategoricalPredictive:
         """Mutual information of label and weights, in nats: entropy minus aleatoric, never below 0."""
         return (self.entropy - self.aleatoric).clamp_min(0.0)
 
-    def log_prob(self, y: Int[Tensor, "..."]) -> Float[Tensor, " B"]:
-        """Log predictive probability of integer labels ``(B,)``, in nats."""
-        y = _check_labels(torch.as_tensor(y, device=self.log_probs.device), self.log_probs.shape[1:2]).long()
-        index = y.expand(self.draws, -1).unsqueeze(-1)
+    def log_prob(self, y: Tensor) -> Float[Tensor, " B"]:
+        """Log predictive probability of class indices ``(B,)``, in nats."""
+        y = _check_labels(torch.as_tensor(y, device=self.log_probs.device), self.log_probs.shape[1:2])
+        index = _class_index(y, self.log_probs.shape[-1]).expand(self.draws, -1).unsqueeze(-1)
         return _mixture(self.log_probs.gather(-1, index).squeeze(-1))
 
     def interval(self, level: float = 0.95) -> Float[Tensor, "2 B K"]:
         """Central credible interval of each class probability over the draws (epistemic alone)."""
-        _check_level(level)
-        edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=self.log_probs.dtype)
-        return torch.quantile(self.probs, edges.to(self.log_probs.device), dim=0)
+        return _quantiles(self.probs, level)
 
 
 @dataclass(frozen=True)
@@ -161,7 +182,7 @@ class BernoulliPredictive:
 
     def interval(self, level: float = 0.95) -> Float[Tensor, "2 B"]:
         """Central credible interval of P(y = 1) over the draws (epistemic alone)."""
-        return self._as_categorical().interval(level)[..., 1]
+        return _quantiles(self.probs, level)
 
     def _as_categorical(self) -> CategoricalPredictive:
         return CategoricalPredictive(self.log_probs)
@@ -217,8 +238,9 @@ class GaussianPredictive:
     def log_prob(self, y: Tensor) -> Float[Tensor, " B"]:
         """Log predictive density of ``y (B, *event)``, in nats, summed over the event within each draw."""
         y = _check_labels(torch.as_tensor(y, device=self.means.device), self.means.shape[1:]).to(self.means)
-        log_densities = -0.5 * ((y - self.means).square() / self.variances + torch.log(2 * math.pi * self.variances))
-        return _mixture(log_densities.reshape(*log_densities.shape[:2], -1).sum(-1))
+        errors = (y - self.means).square() / self.variances
+        log_densities = -0.5 * (errors + torch.log(2 * math.pi * self.variances))
+        return _mixture(log_densities if log_densities.dim() == 2 else log_densities.flatten(2).sum(-1))
 
     def cdf(self, y: Tensor) -> Float[Tensor, "B *event"]:
         """Predictive distribution function at ``y (B, *event)``, elementwise."""
@@ -231,7 +253,7 @@ class GaussianPredictive:
         return torch.stack([self._quantile((1 - level) / 2), self._quantile((1 + level) / 2)])
 
     def _quantile(self, probability: float) -> Tensor:
-        z = math.sqrt(2) * torch.special.erfinv(torch.tensor(2 * probability - 1, dtype=torch.float64)).item()
+        z = torch.special.ndtri(torch.tensor(probability, dtype=torch.float64)).item()
         edges = self.means + z * self.variances.sqrt()  # the quantile lies between those of the components
         low, high = edges.amin(0), edges.amax(0)
         for _ in range(40):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..distributions import MixtureDistribution, StoredDraws
 from ..model import Model
@@ -24,6 +25,7 @@ from .map import MAP
 __all__ = ["DeepEnsemble", "reinitialized"]
 
 
+@runtime_checkable
 class Member(Protocol):
     """Any method."""
 
@@ -31,29 +33,54 @@ class Member(Protocol):
 
 
 def reinitialized(model: Model, seed: int) -> Model:
-    """The same model with its network drawn anew by its modules' own ``reset_parameters``.
+    """The same model with its trained layers drawn anew by their own ``reset_parameters``; frozen tensors are kept.
 
     Warns:
         UserWarning: modules with parameters of their own that cannot be reset (named); they keep their start.
     """
-    network = copy.deepcopy(model.network)
-    stuck = []
+    network = model.copy_network()
+    trained = {alias for slot in model.layout.of_kind("belief", "point") for alias in slot.aliases}
+    stuck, renewed = [], set(trained)
     with forked(seed, "init"), torch.no_grad():
-        for path, module in network.named_modules():
+        for path, module in reversed(
+            list(network.named_modules())
+        ):  # a parent's own start overrides its children's
+            names = {_join(path, leaf) for leaf, _ in module.named_parameters()}
+            if not names & trained:
+                continue
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            if callable(reset):
-                reset()
-            elif any(True for _ in module.parameters(recurse=False)):
+            own = {_join(path, leaf) for leaf, _ in module.named_parameters(recurse=False)} & trained
+            if is_parametrized(module) or (not callable(reset) and own):
                 stuck.append(path or type(module).__name__)
+            elif callable(reset):
+                reset()
+                if own:
+                    renewed |= {_join(path, leaf) for leaf, _ in module.named_buffers(recurse=False)}
+        before = model.network.state_dict()
+        for name, tensor in network.state_dict().items():
+            if name not in renewed:
+                tensor.copy_(before[name])
     if stuck:
-        warnings.warn(f"{', '.join(stuck)} has parameters but no reset_parameters(): every member starts from the same "
-                      f"values there", stacklevel=2)  # fmt: skip
+        warnings.warn(f"{', '.join(reversed(stuck))} cannot be drawn anew (no reset_parameters(), or a parametrization): "
+                      f"every member starts from the same values there", stacklevel=2)  # fmt: skip
     fresh = copy.copy(model)
     fresh.network = network
     return fresh
 
 
-def _fit_member(member: Any, model: Model, data: Any, validation: Any, seed: int, checkpoint: Path | None, progress: bool | None) -> Posterior:
+def _join(path: str, leaf: str) -> str:
+    return f"{path}.{leaf}" if path else leaf
+
+
+def _fit_member(
+    member: Any,
+    model: Model,
+    data: Any,
+    validation: Any,
+    seed: int,
+    checkpoint: Path | None,
+    progress: bool | None,
+) -> Posterior:
     return member.fit(model, data, validation, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
@@ -86,6 +113,9 @@ class DeepEnsemble:
             raise ValueError(f"members must be a whole number of at least 1, got {self.members!r}")
         if not hasattr(self.member, "fit"):
             raise TypeError(f"member must be a method such as MAP(), got {type(self.member).__name__}")
+        if isinstance(self.executor, ThreadPoolExecutor):
+            raise TypeError("threads share torch's global random state, so members would not be reproducible; use a "
+                            "ProcessPoolExecutor")  # fmt: skip
 
     def fit(
         self,
@@ -121,12 +151,16 @@ def _joined(fitted: list[Posterior], name: str, seed: int) -> Posterior:
     first = fitted[0]
     info = {
         "method": name,
-        "numbers": sum(posterior.info["numbers"] for posterior in fitted),
-        "seconds": sum(posterior.info["seconds"] for posterior in fitted),
-        "epochs": max(posterior.info["epochs"] for posterior in fitted),
+        "numbers": sum(posterior.info.get("numbers", 0) for posterior in fitted),
+        "seconds": sum(posterior.info.get("seconds", 0.0) for posterior in fitted),
+        "epochs": max(posterior.info.get("epochs", 0) for posterior in fitted),
         "seed": seed,
-        "num_data": first.info["num_data"],
-        "settings": {"members": len(fitted), "member": first.info["method"], **first.info["settings"]},
-        "history": [posterior.info["history"] for posterior in fitted],
+        "num_data": first.info.get("num_data"),
+        "settings": {
+            "members": len(fitted),
+            "member": first.info.get("method"),
+            **first.info.get("settings", {}),
+        },
+        "history": [posterior.info.get("history") for posterior in fitted],
     }
     return Posterior(first.network, distribution, first.likelihood, first.layout, info)

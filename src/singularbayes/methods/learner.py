@@ -6,7 +6,7 @@ The point estimate is here because several methods train it (MAP, MC dropout, th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -49,10 +49,14 @@ class Bound:
 
     def row(self, trained: Tensor) -> Tensor:
         """A full row ``(D,)``: trained entries, then the network's present statistics."""
-        statistics = [getattr(*owner(self.network, s.name)).detach().reshape(-1) for s in self.layout.of_kind("statistic")]
+        statistics = [
+            getattr(*owner(self.network, s.name)).detach().reshape(-1)
+            for s in self.layout.of_kind("statistic")
+        ]
         return torch.cat([trained, *[s.to(trained) for s in statistics]])
 
 
+@runtime_checkable
 class Learner(Protocol):
     """What a method adds to the loop."""
 
@@ -77,6 +81,7 @@ class Learner(Protocol):
         ...
 
 
+@runtime_checkable
 class Build(Protocol):
     """Makes a learner: first the length of its trained vector, then the learner itself."""
 
@@ -131,7 +136,9 @@ class Prepared:
     validation: Tensors | None
 
 
-def prepare(model: Model, patience: int | None, train: Any, validation: Any, device: torch.device) -> Prepared:
+def prepare(
+    model: Model, patience: int | None, train: Any, validation: Any, device: torch.device
+) -> Prepared:
     """All checks of the data, before any work.
 
     Raises:
@@ -140,7 +147,11 @@ def prepare(model: Model, patience: int | None, train: Any, validation: Any, dev
     if patience is not None and validation is None:
         raise ValueError(f"patience={patience} needs validation data: .fit(model, train, validation)")
     source = as_source(train, model.dtype, model.takes_integers).to(device)
-    held = None if validation is None else gather(as_source(validation, model.dtype, model.takes_integers)).to(device)
+    held = (
+        None
+        if validation is None
+        else gather(as_source(validation, model.dtype, model.takes_integers)).to(device)
+    )
     probe = model.copy_network().to(device).eval()
     checked = []
     for part in (source, held):
@@ -168,5 +179,3 @@ def first_rows(x: Any, rows: int) -> Any:
     if isinstance(x, dict):
         return {key: value[:rows] for key, value in x.items()}
     return tuple(value[:rows] for value in x) if isinstance(x, tuple) else x[:rows]
-
-

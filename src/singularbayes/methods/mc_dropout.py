@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ def mask_shapes(network: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
     """Shape of one example's mask at each active dropout module, from one forward pass."""
     shapes: dict[str, tuple[int, ...]] = {}
     handles = []
+    _unshare(network)
     for path, module in network.named_modules():
         if not isinstance(module, _DROPOUT) or module.p == 0:
             continue
@@ -44,9 +46,10 @@ def mask_shapes(network: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
             shape = tuple(output.shape[1:])
             if isinstance(own, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 shape = (shape[0], *[1] * (len(shape) - 1))
-            if shapes.setdefault(path, shape) != shape:
-                raise ValueError(f"dropout module {path} is used on activations of shapes {shapes[path]} and {shape}; use one "
-                                 f"module for each place")  # fmt: skip
+            if path in shapes:
+                raise ValueError(f"dropout module {path} is used at more than one place of the forward pass (activations of "
+                                 f"shapes {shapes[path]} and {shape}); use one module for each place")  # fmt: skip
+            shapes[path] = shape
 
         handles.append(module.register_forward_hook(note))
     try:
@@ -58,12 +61,24 @@ def mask_shapes(network: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _unshare(network: nn.Module) -> None:
+    """A dropout module under several names becomes one module for each: every place has a mask of its own."""
+    seen: set[int] = set()
+    for path, module in list(network.named_modules(remove_duplicate=False)):
+        if isinstance(module, _DROPOUT) and path:
+            if id(module) in seen:
+                parent, _, leaf = path.rpartition(".")
+                setattr(network.get_submodule(parent), leaf, copy.deepcopy(module))
+            seen.add(id(module))
+
+
 def _hidden_dropout(network: nn.Module) -> list[str]:
     """Places where dropout sits inside a stock module and cannot be drawn as a named mask."""
     return [
         path or type(module).__name__
         for path, module in network.named_modules()
-        if (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0) or isinstance(module, nn.AlphaDropout)
+        if (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0)
+        or isinstance(module, nn.AlphaDropout)
     ]
 
 
@@ -98,6 +113,8 @@ class MCDropout(Training):
         if not active:
             raise ValueError("MCDropout needs a network with nn.Dropout modules and p > 0; this one has none. Add "
                              "nn.Dropout(0.1) after the hidden activations")  # fmt: skip
+        if any(model.network.get_submodule(n).p == 1 for n in active):  # type: ignore[union-attr]
+            raise ValueError("a dropout module with p = 1 drops everything; use p below 1")
         hidden = _hidden_dropout(model.network)
         if hidden:
             warnings.warn(f"dropout inside {', '.join(hidden)} is used in training but is off in prediction: it cannot be "

@@ -43,12 +43,18 @@ def inverse_softplus(std: Tensor) -> Tensor:
 def initial_scales(model: Model, start: Tensor, relative: float) -> Tensor:
     """``relative`` times the root mean square of each tensor, or of its module's largest where a tensor is all zero."""
     scales = torch.empty(model.layout.belief, dtype=start.dtype, device=start.device)
-    rms = {s.name: start[s.start : s.stop].square().mean().sqrt().item() for s in model.layout.of_kind("belief", "point")}
+    rms = {
+        s.name: start[s.start : s.stop].square().mean().sqrt().item()
+        for s in model.layout.of_kind("belief", "point")
+    }
     for slot in model.layout.of_kind("belief"):
         own = rms[slot.name]
         if own == 0:
             module = slot.name.rpartition(".")[0]
-            own = max((value for name, value in rms.items() if name.rpartition(".")[0] == module), default=0.0) or 1.0
+            own = (
+                max((value for name, value in rms.items() if name.rpartition(".")[0] == module), default=0.0)
+                or 1.0
+            )
         scales[slot.start : slot.stop] = relative * own
     return scales
 
@@ -64,16 +70,23 @@ class MeanFieldLearner:
         self.learned = [(block, prior) for block, prior in bound.model.prior_blocks if _is_learned(prior)]
         self.vector = torch.zeros_like(gradient)
         self.vector[: self.trained] = start[: self.trained]
-        rho = inverse_softplus(initial_scales(bound.model, start, method.initial_std) / math.sqrt(self.family.unit_variance))
+        rho = inverse_softplus(
+            initial_scales(bound.model, start, method.initial_std) / math.sqrt(self.family.unit_variance)
+        )
         self.vector[self.trained : self.trained + self.beliefs] = rho
         for number, (_, prior) in enumerate(self.learned):
             self._prior_numbers(self.vector, number).copy_(prior.unconstrained())
-        self.mean, self.rho = self.vector[: self.beliefs], self.vector[self.trained : self.trained + self.beliefs]
+        self.mean, self.rho = (
+            self.vector[: self.beliefs],
+            self.vector[self.trained : self.trained + self.beliefs],
+        )
         self.g, self.g_rho = gradient[: self.beliefs], gradient[self.trained : self.trained + self.beliefs]
         self.weights = bound.w[: self.beliefs]
         self.noise = torch.empty_like(self.mean)
         self.sigma = positive(self.rho)
-        self.estimators = [(block, prior, method.estimator(prior)) for block, prior in bound.model.prior_blocks]
+        self.estimators = [
+            (block, prior, method.estimator(prior)) for block, prior in bound.model.prior_blocks
+        ]
 
     def _prior_numbers(self, vector: Tensor, number: int) -> Tensor:
         start = self.trained + self.beliefs + 3 * number
@@ -159,7 +172,11 @@ class BuildMeanField:
     method: MeanField
 
     def size(self, model: Model) -> int:
-        return model.layout.trained + model.layout.belief + 3 * sum(_is_learned(p) for _, p in model.prior_blocks)
+        return (
+            model.layout.trained
+            + model.layout.belief
+            + 3 * sum(_is_learned(p) for _, p in model.prior_blocks)
+        )
 
     def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> MeanFieldLearner:
         return MeanFieldLearner(self.method, bound, start, gradient)
@@ -183,8 +200,12 @@ class MeanField(Training):
     Example:
         >>> import singularbayes as sb
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
-        >>> net = sb.factorize(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), rank=1)
-        >>> posterior = MeanField(epochs=2).fit(sb.Model(net, sb.Gaussian(noise=0.1), prior=sb.ScaleMixture()), (x, x))
+        >>> net = sb.factorize(
+        ...     torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), rank=1
+        ... )
+        >>> posterior = MeanField(epochs=2).fit(
+        ...     sb.Model(net, sb.Gaussian(noise=0.1), prior=sb.ScaleMixture()), (x, x)
+        ... )
         >>> posterior.predict(x, draws=16).epistemic.shape
         torch.Size([32])
     """
@@ -203,7 +224,9 @@ class MeanField(Training):
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
         if self.kl_start < 0 or (self.kl_full and self.kl_full < self.kl_start):
-            raise ValueError(f"the KL's warm-up needs 0 <= kl_start <= kl_full, got {self.kl_start} and {self.kl_full}")
+            raise ValueError(
+                f"the KL's warm-up needs 0 <= kl_start <= kl_full, got {self.kl_start} and {self.kl_full}"
+            )
         if self.validation_draws < 1:
             raise ValueError(f"validation_draws must be at least 1, got {self.validation_draws}")
 
@@ -211,14 +234,18 @@ class MeanField(Training):
         """Share of the KL's weight after ``progress`` epochs."""
         if progress >= max(self.kl_full, self.kl_start):
             return 1.0
-        return 0.0 if progress < self.kl_start else (progress - self.kl_start) / (self.kl_full - self.kl_start)
+        return (
+            0.0 if progress < self.kl_start else (progress - self.kl_start) / (self.kl_full - self.kl_start)
+        )
 
     def estimator(self, prior: BlockPrior) -> KL:
         """The KL estimator for one block's prior."""
         if self.kl is None:
             return KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO
         if self.kl is KL.CLOSED and not has_closed_form(prior):
-            raise ValueError(f"the KL to {type(prior).__name__} has no closed form; use kl='monte_carlo' or kl='bound'")
+            raise ValueError(
+                f"the KL to {type(prior).__name__} has no closed form; use kl='monte_carlo' or kl='bound'"
+            )
         if _is_learned(prior) and self.kl is not KL.MONTE_CARLO:
             raise ValueError("a learned ScaleMixture needs kl='monte_carlo'")
         return self.kl

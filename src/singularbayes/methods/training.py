@@ -118,7 +118,9 @@ class State:
 class Run:
     """One fit in progress."""
 
-    def __init__(self, model: Model, settings: Training, build: Build, data: Prepared, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, model: Model, settings: Training, build: Build, data: Prepared, device: torch.device, seed: int
+    ) -> None:
         start = _start(model, device)
         self.model, self.settings, self.data, self.seed, self.device = model, settings, data, seed, device
         gradient = torch.zeros(build.size(model), dtype=start.dtype, device=device)
@@ -126,7 +128,9 @@ class Run:
         self.learner = build(self.bound, start, gradient)
         vector = self.learner.vector
         vector.grad = self.learner.gradient
-        self.adam = torch.optim.Adam([vector], lr=settings.learning_rate, fused=vector.dtype in (torch.float32, torch.float64))
+        self.adam = torch.optim.Adam(
+            [vector], lr=settings.learning_rate, fused=vector.dtype in (torch.float32, torch.float64)
+        )
         self.forward: Any = torch.compile(self.bound.network) if settings.compile else self.bound.network
         self.state = State()
         self.good = self.snapshot()
@@ -178,7 +182,9 @@ class Run:
 
     def _set_rate(self, progress: float) -> None:
         if self.settings.schedule is not Schedule.CONSTANT:
-            self.adam.param_groups[0]["lr"] = self.settings.learning_rate * self.settings.schedule.factor(progress)
+            self.adam.param_groups[0]["lr"] = self.settings.learning_rate * self.settings.schedule.factor(
+                progress
+            )
 
     @contextlib.contextmanager
     def _train_mode(self) -> Iterator[None]:
@@ -218,7 +224,9 @@ class Run:
         adam = {name.partition(".")[2]: t.clone() for name, t in parts.items() if name.startswith("adam.")}
         if adam:
             device = self.learner.vector.device
-            self.adam.state[self.learner.vector] = {n: t.to(device) if n != "step" else t for n, t in adam.items()}
+            self.adam.state[self.learner.vector] = {
+                n: t.to(device) if n != "step" else t for n, t in adam.items()
+            }
 
     def posterior(self, info: dict[str, Any]) -> Posterior:
         """The posterior at the present state, on a network of its own."""
@@ -280,7 +288,9 @@ def fit_learner(
         ValueError: bad data, or a checkpoint of another fit.
     """
     device = torch.device(settings.device) if settings.device else model.device
-    run = Run(model, settings, build, prepare(model, settings.patience, data, validation, device), device, seed)
+    run = Run(
+        model, settings, build, prepare(model, settings.patience, data, validation, device), device, seed
+    )
     folder = None if checkpoint is None else Path(checkpoint)
     print_of_fit = _fingerprint(settings, run, seed)
     if folder is not None and (folder / "training.json").is_file():
@@ -294,7 +304,14 @@ def fit_learner(
     return posterior
 
 
-def _epochs(run: Run, folder: Path | None, print_of_fit: str, validation_draws: int, display: Progress, facts: dict[str, Any]) -> None:
+def _epochs(
+    run: Run,
+    folder: Path | None,
+    print_of_fit: str,
+    validation_draws: int,
+    display: Progress,
+    facts: dict[str, Any],
+) -> None:
     state, settings = run.state, run.settings
     saved = time.monotonic()
     while state.epoch < settings.epochs and not state.stopped:
@@ -328,7 +345,11 @@ def _epochs(run: Run, folder: Path | None, print_of_fit: str, validation_draws: 
 
 def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     state = run.state
-    settings = {f.name: getattr(run.settings, f.name) for f in dataclasses.fields(run.settings) if f.name != "executor"}
+    settings = {
+        f.name: getattr(run.settings, f.name)
+        for f in dataclasses.fields(run.settings)
+        if f.name != "executor"
+    }
     kept = state.best_epoch if run.best is not None else state.epoch
     return {**facts, "seconds": state.seconds, "epochs": state.epoch, "kept_epoch": kept, "seed": run.seed,
             "num_data": run.data.train.num_data, "settings": settings, "history": list(state.history)}  # fmt: skip
@@ -348,11 +369,17 @@ def _warn_if_degenerate(run: Run) -> None:
 
 def _fingerprint(settings: Training, run: Run, seed: int) -> str:
     """What must be equal for a checkpoint to be of the same fit: all settings but the number of epochs, seed, data, start."""
-    own = {f.name: str(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.name not in ("epochs", "device")}
+    own = {
+        f.name: str(getattr(settings, f.name))
+        for f in dataclasses.fields(settings)
+        if f.name not in ("epochs", "device")
+    }
     if settings.schedule is not Schedule.CONSTANT:
         own["epochs"] = str(settings.epochs)
     digest = hashlib.sha256()
-    digest.update(repr((type(settings).__name__, sorted(own.items()), seed, run.data.train.num_data)).encode())
+    digest.update(
+        repr((type(settings).__name__, sorted(own.items()), seed, run.data.train.num_data)).encode()
+    )
     digest.update(repr([(s.name, s.shape, s.kind) for s in run.model.layout.slots]).encode())
     digest.update(repr((run.model.prior, run.model.likelihood)).encode())
     digest.update(run.good["vector"].double().cpu().numpy().tobytes())
@@ -366,7 +393,12 @@ def _fingerprint(settings: Training, run: Run, seed: int) -> str:
 def _save(run: Run, folder: Path, print_of_fit: str) -> None:
     tensors = {f"now.{name}": t for name, t in run.good.items()}
     tensors |= {f"best.{name}": t for name, t in (run.best or {}).items()}
-    files.write_pair(folder, "training", tensors, {"fit": print_of_fit, **dataclasses.asdict(run.state), "best_loss": str(run.state.best_loss)})
+    files.write_pair(
+        folder,
+        "training",
+        tensors,
+        {"fit": print_of_fit, **dataclasses.asdict(run.state), "best_loss": str(run.state.best_loss)},
+    )
 
 
 def _resume(run: Run, folder: Path, print_of_fit: str) -> None:

@@ -1,7 +1,8 @@
 """Dropout whose mask is a named tensor, drawn once per posterior draw: a draw stays one function.
 
 References:
-    Gal and Ghahramani 2016, arXiv 1506.02142 (one mask per forward pass of a whole sequence: arXiv 1512.05287).
+    Gal and Ghahramani 2016, arXiv 1506.02142 (one mask per forward pass of a whole sequence: arXiv
+    1512.05287).
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ class MaskedDropout(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, shape: tuple[int, ...], p: float, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        p: float,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.p = p
         self.register_buffer("mask", torch.ones(shape, device=device, dtype=dtype))

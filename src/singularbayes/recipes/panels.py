@@ -26,7 +26,9 @@ def distance_from(train: np.ndarray, x: np.ndarray) -> np.ndarray:
     return index.kneighbors(x.reshape(len(x), -1))[0].mean(1)
 
 
-def layer_correlation(posterior: Posterior, layer: str, rows: int = 4, columns: int = 12) -> np.ndarray | None:
+def layer_correlation(
+    posterior: Posterior, layer: str, rows: int = 4, columns: int = 12
+) -> np.ndarray | None:
     """Correlation of the weights ``(i, j)``, ``i < rows``, ``j < columns``, of one layer, exactly.
 
     ``None`` where the posterior is no independent Gaussian, or has no such layer.

@@ -114,7 +114,9 @@ def run_recipe(
     runs = []
     for seed in range(seeds):
         for name, plan in plans.items():
-            runs.append(_job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap, say))  # noqa: PERF401
+            runs.append(
+                _job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap, say)
+            )  # noqa: PERF401
     folder = RunFolder(out, recipe, tuple(runs), about)
     results_table(folder).to_csv(out / "results.csv", index=False)
     write_report(folder, splits[0])
@@ -130,14 +132,20 @@ def _chosen(recipe: Recipe, methods: Sequence[str] | None) -> list[str]:
         hits = exact or [name for name in recipe.plans if slug(asked) in slug(name)]
         if len(hits) != 1:
             known = ", ".join(slug(name) for name in recipe.plans)
-            raise ValueError(f"method {asked!r} {'is no plan' if not hits else 'is not unique'} in recipe {recipe.name}; known: {known}")
+            raise ValueError(
+                f"method {asked!r} {'is no plan' if not hits else 'is not unique'} in recipe {recipe.name}; known: {known}"
+            )
         chosen += hits
     return [name for name in recipe.plans if name in chosen]
 
 
 def _overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
     def changed(method: Any) -> Any:
-        known = {key: value for key, value in overrides.items() if key in method.__dataclass_fields__ and key != "member"}
+        known = {
+            key: value
+            for key, value in overrides.items()
+            if key in method.__dataclass_fields__ and key != "member"
+        }
         if "member" in method.__dataclass_fields__:
             known["member"] = changed(method.member)
         return replace(method, **known)
@@ -146,10 +154,17 @@ def _overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
 
 
 def _check_fields(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> None:
-    fields = {field for plan in plans.values() for m in (plan.method, getattr(plan.method, "member", plan.method)) for field in m.__dataclass_fields__}
+    fields = {
+        field
+        for plan in plans.values()
+        for m in (plan.method, getattr(plan.method, "member", plan.method))
+        for field in m.__dataclass_fields__
+    }
     for key in overrides:
         if key not in fields:
-            raise ValueError(f"no chosen method has a field {key!r}; known: {', '.join(sorted(fields - {'executor', 'member'}))}")
+            raise ValueError(
+                f"no chosen method has a field {key!r}; known: {', '.join(sorted(fields - {'executor', 'member'}))}"
+            )
 
 
 def _about(recipe: Recipe, command: str, seeds: int, data: Path | None) -> dict[str, Any]:
@@ -160,19 +175,42 @@ def _about(recipe: Recipe, command: str, seeds: int, data: Path | None) -> dict[
         "data": None if data is None else str(data),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
-        "versions": ", ".join([f"Python {sys.version.split()[0]}", *(f"{p} {metadata.version(p)}" for p in ("singularbayes", "torch", "numpy"))]),
+        "versions": ", ".join(
+            [
+                f"Python {sys.version.split()[0]}",
+                *(f"{p} {metadata.version(p)}" for p in ("singularbayes", "torch", "numpy")),
+            ]
+        ),
     }
 
 
-def _fingerprint(recipe: Recipe, name: str, plan: Plan, network: nn.Module, seed: int, splits: Splits, bootstrap: int) -> str:
-    digest = hashlib.sha256(repr((recipe.name, name, plan.method, plan.prior, plan.deterministic, recipe.likelihood, recipe.draws, seed, bootstrap)).encode())
+def _fingerprint(
+    recipe: Recipe, name: str, plan: Plan, network: nn.Module, seed: int, splits: Splits, bootstrap: int
+) -> str:
+    digest = hashlib.sha256(
+        repr(
+            (
+                recipe.name,
+                name,
+                plan.method,
+                plan.prior,
+                plan.deterministic,
+                recipe.likelihood,
+                recipe.draws,
+                seed,
+                bootstrap,
+            )
+        ).encode()
+    )
     digest.update(repr(network).encode())
     for key, (x, y) in splits.named_sets().items():
         digest.update(key.encode() + x.tobytes() + (b"" if y is None else y.tobytes()))
     return digest.hexdigest()
 
 
-def _job(recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: Path, bootstrap: int, say: Say) -> Run:
+def _job(
+    recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: Path, bootstrap: int, say: Say
+) -> Run:
     folder = out / slug(name) / f"seed-{seed}"
     with forked(seed, "start"):
         network = plan.network()
@@ -199,7 +237,9 @@ def _job(recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: 
     raw.save(folder / "uncalibrated")
     evaluation.save(folder / "evaluation")
     temperature = calibrated.likelihood.temperature
-    checkpoint.write_json(folder / "job.json", {"job": mark, "name": name, "seed": seed, "temperature": temperature})
+    checkpoint.write_json(
+        folder / "job.json", {"job": mark, "name": name, "seed": seed, "temperature": temperature}
+    )
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     say(f"{name}, seed {seed}: {fitted.info['seconds']:.1f} s")
     return Run(name=name, seed=seed, posterior=calibrated, evaluation=evaluation, temperature=temperature)
@@ -210,7 +250,10 @@ def results_table(folder: RunFolder) -> pd.DataFrame:
     parts = []
     for run in folder.runs:
         base = folder.path / slug(run.name) / f"seed-{run.seed}"
-        for state, evaluation in (("calibrated", run.evaluation), ("uncalibrated", Evaluation.load(base / "uncalibrated"))):
+        for state, evaluation in (
+            ("calibrated", run.evaluation),
+            ("uncalibrated", Evaluation.load(base / "uncalibrated")),
+        ):
             table = evaluation.table()
             table.insert(0, "calibration", state)
             table.insert(0, "seed", run.seed)
@@ -229,10 +272,16 @@ def write_report(folder: RunFolder, splits: Splits) -> Path:
         seconds = sum(e.info["seconds"] for e in evaluations) / len(evaluations)
         entries.append(Entry(name=name, evaluations=evaluations, diagnosis=diagnose(evaluations[0]),
                              numbers=evaluations[0].info["numbers"], seconds=seconds))  # fmt: skip
-    own = folder.recipe.panels(splits, {name: folder.of(name)[0] for name in folder.names}) if folder.recipe.panels else ()
+    own = (
+        folder.recipe.panels(splits, {name: folder.of(name)[0] for name in folder.names})
+        if folder.recipe.panels
+        else ()
+    )
     about = {"Recipe": folder.recipe.what, "When": folder.about["date"], "Machine": folder.about["machine"],
              "Versions": folder.about["versions"], "Seeds": str(folder.about["seeds"])}  # fmt: skip
-    temperatures = "; ".join(f"{name} {', '.join(f'{run.temperature:.2f}' for run in folder.of(name))}" for name in folder.names)
+    temperatures = "; ".join(
+        f"{name} {', '.join(f'{run.temperature:.2f}' for run in folder.of(name))}" for name in folder.names
+    )
     notes = [*splits.notes,
              f"Every method was calibrated on the same validation set; the temperatures found: {temperatures}. results.csv "
              f"holds the numbers before and after."]  # fmt: skip
@@ -249,7 +298,9 @@ def open_folder(path: Path, recipes: Mapping[str, Recipe]) -> RunFolder:
         ValueError: no run there, or a recipe that this version does not have.
     """
     if not (path / "run.json").is_file():
-        raise ValueError(f"{path} holds no run (no run.json); give the --out folder of `singularbayes run` or `demo`")
+        raise ValueError(
+            f"{path} holds no run (no run.json); give the --out folder of `singularbayes run` or `demo`"
+        )
     about = json.loads((path / "run.json").read_text(encoding="utf-8"))
     if about["recipe"] not in recipes:
         raise ValueError(f"{path} is a run of recipe {about['recipe']!r}, which is not known here")

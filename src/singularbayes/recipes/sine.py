@@ -48,7 +48,9 @@ def panels(splits: Splits, runs: Mapping[str, Run]) -> Sequence[Panel]:
     for name, run in runs.items():
         pred = run.posterior.predict(x, draws=256)
         fields[name] = Field(
-            mean=pred.mean.numpy(), total_std=pred.variance.sqrt().numpy(), epistemic_std=pred.epistemic.sqrt().numpy()
+            mean=pred.mean.numpy(),
+            total_std=pred.variance.sqrt().numpy(),
+            epistemic_std=pred.epistemic.sqrt().numpy(),
         )
     figure = variance_field(
         x[:, 0], fields, train=(splits.train[0][:, 0], np.asarray(splits.train[1]).ravel()),
@@ -65,7 +67,9 @@ def plans(activation: type[nn.Module]) -> dict[str, Plan]:
     field = MeanField(epochs=600, batch_size=32, learning_rate=5e-3)
     return {
         "MAP": Plan(network=partial(full, activation), prior=Normal(1.0), method=point),
-        "DeepEnsemble": Plan(network=partial(full, activation), prior=Normal(1.0), method=DeepEnsemble(member=point)),
+        "DeepEnsemble": Plan(
+            network=partial(full, activation), prior=Normal(1.0), method=DeepEnsemble(member=point)
+        ),
         "MeanField, full rank": Plan(network=partial(full, activation), prior=ScaleMixture(), method=field),
         "MeanField, low rank": Plan(network=partial(low, activation), prior=ScaleMixture(), method=field),
     }

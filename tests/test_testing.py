@@ -1,0 +1,281 @@
+"""The contract: every method passes it on every kind of network, and each kind of fault is caught by its own clause."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import singularbayes as sb
+from singularbayes import functions
+from singularbayes.distributions import DiagonalGaussian
+from singularbayes.posterior import Posterior
+from singularbayes.testing import CLAUSES, ContractError, check_method
+
+METHODS = {
+    "MAP": sb.MAP(epochs=2),
+    "MeanField": sb.MeanField(epochs=2),
+    "DeepEnsemble": sb.DeepEnsemble(members=2, member=sb.MAP(epochs=2)),
+    "DeepEnsemble of MeanField": sb.DeepEnsemble(members=2, member=sb.MeanField(epochs=1)),
+    "MCDropout": sb.MCDropout(epochs=2),
+    "DeepEnsemble of MCDropout": sb.DeepEnsemble(members=2, member=sb.MCDropout(epochs=1)),
+}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.lstm(x)[0][:, -1]))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.1, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(self.table(ids)).mean(1))
+
+
+def problem(name: str) -> dict[str, Any]:
+    source = torch.Generator().manual_seed(3)
+    x = torch.randn(40, 4, generator=source) * torch.tensor([1.0, 10.0, 0.1, 1.0])
+    y = (x[:, 0] > 0).long()
+    torch.manual_seed(3)
+    mlp = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2))
+    match name:
+        case "factorised":
+            network = sb.factorize(mlp, rank={"0": 2, "3": 3})
+            return {"network": network, "likelihood": sb.Categorical(), "data": (x, y)}
+        case "batch norm":
+            network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 1))
+            return {"network": network, "likelihood": sb.Bernoulli(), "data": (x, y)}
+        case "lstm":
+            sequences = torch.randn(30, 5, 3, generator=source)
+            return {"network": Recurrent(), "likelihood": sb.Categorical(), "data": (sequences, (sequences.mean((1, 2)) > 0).long())}
+        case "transformer":
+            ids = torch.randint(0, 13, (30, 6), generator=source)
+            return {"network": Encoder(), "likelihood": sb.Categorical(), "data": (ids, ids[:, 0] % 3)}
+        case "regression":
+            network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.1), nn.Linear(6, 1))
+            return {"network": network, "likelihood": sb.Gaussian(), "data": (x, x[:, 0])}
+    return {}
+
+
+@pytest.mark.filterwarnings("ignore:dropout inside")  # the encoder layer's attention has dropout of its own
+@pytest.mark.parametrize("network", ["default", "factorised", "batch norm", "lstm", "transformer", "regression"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_keeps_the_contract_on_every_kind_of_network(method, network):
+    assert check_method(METHODS[method], **problem(network)) == list(CLAUSES)
+
+
+# Methods that are wrong on purpose.
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A method, spoilt by a function of the model, the data and the posterior."""
+
+    spoil: Any
+    method: Any = field(default_factory=lambda: sb.MeanField(epochs=1))
+
+    def fit(self, model: sb.Model, data: Any, seed: int = 0) -> Posterior:
+        posterior = self.method.fit(model, data, seed=seed)
+        return self.spoil(model, data, posterior) or posterior
+
+
+def as_kind(kind: type[Posterior], posterior: Posterior) -> Posterior:
+    return kind(posterior.network, posterior.distribution, posterior.likelihood, posterior.layout, posterior.info)
+
+
+def writes_a_weight(model, data, posterior):
+    with torch.no_grad():
+        model.network[0].weight.add_(1e-3)
+
+
+def leaves_eval_mode(model, data, posterior):
+    model.network.eval()
+
+
+def leaves_a_gradient(model, data, posterior):
+    model.network(data[0]).sum().backward()
+
+
+def freezes(model, data, posterior):
+    model.network[0].bias.requires_grad_(False)
+
+
+def scales_the_inputs(model, data, posterior):
+    data[0].mul_(2)
+
+
+def scales_the_labels(model, data, posterior):
+    data[1].zero_()
+
+
+def draws_from_the_global_state(model, data, posterior):
+    torch.rand(1)
+
+
+def turns_gradients_off(model, data, posterior):
+    torch.set_grad_enabled(False)
+
+
+COUNTER = itertools.count()
+
+
+@dataclass(frozen=True)
+class Unseeded:
+    def fit(self, model, data, seed=0):
+        return sb.MeanField(epochs=1).fit(model, data, seed=next(COUNTER))
+
+
+class SeedIgnored(Posterior):
+    def draw(self, n: int, seed: int = 0) -> Tensor:
+        return super().draw(n, 0)
+
+
+class Unrepeatable(Posterior):
+    def draw(self, n: int, seed: int = 0) -> Tensor:
+        return super().draw(n, next(COUNTER))
+
+
+class SeesTheBatch(Posterior):
+    """Weight draws that depend on the prediction's batch size."""
+
+    def predict(self, x: Any, draws: int = 64, seed: int = 0, batch_size: int | None = None):
+        return super().predict(x, draws, seed + (batch_size or 0), batch_size)
+
+
+class Lossy(Posterior):
+    def save(self, folder) -> None:
+        whole = self.distribution
+        rounded = DiagonalGaussian(whole.mean.half().float(), whole.std)
+        Posterior(self.network, rounded, self.likelihood, self.layout, self.info).save(folder)
+
+
+class DrawsAgainOnCopy(Posterior):
+    def __deepcopy__(self, memo: dict) -> Posterior:
+        whole = self.distribution
+        return Posterior(self.network, DiagonalGaussian(whole.mean + 0.1, whole.std), self.likelihood, self.layout, self.info)
+
+
+class HalfEpistemic(sb.CategoricalPredictive):
+    @property
+    def epistemic(self) -> Tensor:
+        return super().epistemic / 2
+
+
+class MisSplit(Posterior):
+    def predict(self, x: Any, draws: int = 64, seed: int = 0, batch_size: int | None = None):
+        return HalfEpistemic(super().predict(x, draws, seed, batch_size).log_probs)
+
+
+class NotFinite(Posterior):
+    def predict(self, x: Any, draws: int = 64, seed: int = 0, batch_size: int | None = None):
+        return sb.CategoricalPredictive(super().predict(x, draws, seed, batch_size).log_probs * float("nan"))
+
+
+def cannot_be_pickled(model, data, posterior):
+    posterior.network.note = lambda: None
+
+
+def kind_of(kind):
+    def spoil(model, data, posterior):
+        return as_kind(kind, posterior)
+
+    return spoil
+
+
+FAULTS = {
+    "the user's network is untouched": [writes_a_weight, leaves_eval_mode, leaves_a_gradient, freezes],
+    "the user's data are untouched": [scales_the_inputs, scales_the_labels],
+    "the global random state is untouched": [draws_from_the_global_state, turns_gradients_off],
+    "same seed, same draws": [kind_of(SeedIgnored), kind_of(Unrepeatable)],
+    "minibatches give the full batch's outputs": [kind_of(SeesTheBatch)],
+    "a saved posterior loads to the same predictions": [kind_of(Lossy)],
+    "deepcopy and pickle keep the posterior and the method": [kind_of(DrawsAgainOnCopy), cannot_be_pickled],
+    "total uncertainty is the sum of its parts": [kind_of(MisSplit), kind_of(NotFinite)],
+}
+
+
+@pytest.fixture
+def grad_mode():
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("grad_mode")
+@pytest.mark.parametrize(("clause", "spoil"), [(clause, spoil) for clause, spoils in FAULTS.items() for spoil in spoils])
+def test_a_broken_method_is_caught_by_the_clause_that_it_breaks(clause, spoil):
+    others = tuple(name for name in CLAUSES if name != clause)
+    with pytest.raises(ContractError, match=f"^{clause}"):
+        check_method(Broken(spoil), exempt=others)
+
+
+def test_a_method_without_a_seed_is_caught():
+    with pytest.raises(ContractError, match="^same seed, same draws"):
+        check_method(Unseeded())
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_a_network_that_sees_its_batch_is_caught():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), Centred(), nn.Linear(6, 3))
+    with pytest.raises(ContractError, match="^minibatches give"):
+        check_method(sb.MAP(epochs=1), network=network, data=problem("factorised")["data"])
+
+
+def test_a_batched_way_with_other_numbers_is_caught(monkeypatch):
+    def mean_weights(module, path, tensors, x):
+        return module(x).expand(len(next(iter(tensors.values()))), -1, -1)
+
+    monkeypatch.setattr(functions, "_stacked", mean_weights)
+    with pytest.raises(ContractError, match="^batched draws equal a loop over draws"):
+        check_method(sb.MeanField(epochs=1))
+
+
+def test_a_failure_inside_a_clause_names_the_clause_and_the_error():
+    def fails(model, data, posterior):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(ContractError, match=r"the user's network is untouched \(RuntimeError: out of memory\)"):
+        check_method(Broken(fails))
+
+
+def test_the_unspoilt_method_passes():
+    assert check_method(Broken(lambda model, data, posterior: None), exempt=("deepcopy and pickle keep the posterior and the method",))
+
+
+def test_exempt_clauses_are_left_out_by_name():
+    assert check_method(sb.MAP(epochs=1), exempt=("same seed, same draws",)) == [c for c in CLAUSES if c != "same seed, same draws"]
+    with pytest.raises(ValueError, match=r"unknown clauses \['vmap'\]"):
+        check_method(sb.MAP(epochs=1), exempt=("vmap",))
+
+
+def test_a_network_without_data_is_refused():
+    with pytest.raises(ValueError, match="needs data"):
+        check_method(sb.MAP(epochs=1), network=nn.Linear(2, 2))
+
+
+def test_every_method_of_the_library_is_under_the_contract():
+    from singularbayes import methods
+
+    tested = {type(method) for method in METHODS.values()}
+    assert tested == set(methods.ALL), "add the new method to METHODS"
+    assert all(dataclasses.is_dataclass(method) for method in methods.ALL)

@@ -1,9 +1,11 @@
-"""Choose a recipe's settings on validation data alone: a grid over one plan's fields, test and scored OOD sets never read.
+"""Choose a recipe's settings on validation data alone: a grid over one plan's fields.
 
-    python benchmarks/choose.py icu --data FOLDER --plan "MeanField, low rank" --grid temperature=1,8,32 --grid initial_std=.1,.3
+    python benchmarks/choose.py icu --data FOLDER --plan "MeanField, low rank" \\
+        --grid temperature=1,8,32 --grid initial_std=.1,.3
 
-Calibration is fitted on one half of the validation set and judged on the other; AUROCs are of the OOD sets for choices.
-Prints one line per setting, mean over seeds. ``prior.std2=.01`` reaches into the prior.
+Test and scored OOD sets are never read. Calibration is fitted on one half of the validation set and judged on
+the other; AUROCs are of the OOD sets for choices. Prints one line per setting, mean over seeds.
+``prior.std2=.01`` reaches into the prior.
 """
 
 import argparse
@@ -30,12 +32,12 @@ def changed(plan: Plan, setting: dict[str, Any]) -> Plan:
     for key, value in setting.items():
         if key.startswith("prior."):
             plan = replace(plan, prior=replace(plan.prior, **{key.removeprefix("prior."): value}))
+        elif key == "uses_validation":
+            plan = replace(plan, uses_validation=value)
         elif hasattr(plan.method, "member") and key not in plan.method.__dataclass_fields__:
             plan = replace(
                 plan, method=replace(plan.method, member=replace(plan.method.member, **{key: value}))
             )
-        elif key == "uses_validation":
-            plan = replace(plan, uses_validation=value)
         else:
             plan = replace(plan, method=replace(plan.method, **{key: value}))
     return plan
@@ -92,8 +94,11 @@ def main() -> None:
     }
     settings = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     with ProcessPoolExecutor(int(os.environ.get("WORKERS", "2"))) as pool:
-        jobs = {(i, seed): pool.submit(judge, arguments.recipe, arguments.plan, arguments.data, setting, seed)
-                for i, setting in enumerate(settings) for seed in range(arguments.seeds)}  # fmt: skip
+        jobs = {
+            (i, seed): pool.submit(judge, arguments.recipe, arguments.plan, arguments.data, setting, seed)
+            for i, setting in enumerate(settings)
+            for seed in range(arguments.seeds)
+        }
         rows = [{**settings[i], "seed": seed, **job.result()} for (i, seed), job in jobs.items()]
     table = pd.DataFrame(rows)
     if axes:

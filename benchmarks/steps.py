@@ -1,12 +1,14 @@
-"""Step and prediction time of our methods, as multiples of the deterministic full-rank network in the same run.
+"""Step and prediction time of our methods, as multiples of the deterministic full-rank network's in that run.
 
     python benchmarks/steps.py --out steps.json
 
-Three MLPs, batch 256, rank 15, mixture prior. ``floor`` is the deterministic factorised network: what the low-rank
-posterior costs when its randomness is free. Medians of interleaved rounds; the quartiles say how quiet the machine was.
+Three MLPs, batch 256, rank 15, mixture prior. ``floor`` is the deterministic factorised network: what the
+low-rank posterior costs when its randomness is free. Medians of interleaved rounds; the quartiles say how
+quiet the machine was.
 """
 
 import argparse
+import itertools
 import json
 import platform
 import resource
@@ -20,8 +22,8 @@ from timing import interleave, ratio
 from torch import nn
 
 import singularbayes as sb
-from singularbayes.methods.mean_field import BuildMeanField
 from singularbayes.methods.learner import prepare
+from singularbayes.methods.mean_field import BuildMeanField
 from singularbayes.methods.training import Run
 
 NETS = {
@@ -34,7 +36,7 @@ BATCH, RANK, DRAWS = 256, 15, 32
 
 def mlp(sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for m, n in zip(sizes, sizes[1:], strict=False):
+    for m, n in itertools.pairwise(sizes):
         layers += [nn.Linear(m, n), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -80,9 +82,13 @@ def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         "full rank": variational(full, x, y),
     }
     times = interleave(steps, rounds, seconds=seconds)
-    rows = {key: vars(ratio(times, key, "deterministic")) for key in steps}
-    return {"net": name, "what": "training step", "milliseconds": 1e3 * sorted(times["deterministic"])[rounds // 2 if len(times["deterministic"]) > rounds // 2 else -1],
-            "ratios": rows}  # fmt: skip
+    unit = sorted(times["deterministic"])
+    return {
+        "net": name,
+        "what": "training step",
+        "milliseconds": 1e3 * unit[rounds // 2 if len(unit) > rounds // 2 else -1],
+        "ratios": {key: vars(ratio(times, key, "deterministic")) for key in steps},
+    }
 
 
 def predictions(name: str, rounds: int, seconds: float) -> dict[str, Any]:
@@ -114,9 +120,15 @@ def predictions(name: str, rounds: int, seconds: float) -> dict[str, Any]:
     times = interleave(calls, rounds, seconds=seconds)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     low.predict(x, draws=DRAWS)
-    return {"net": name, "what": f"prediction, {DRAWS} draws", "milliseconds": 1e3 * sorted(times["one pass"])[len(times["one pass"]) // 2],
-            "ratios": {key: vars(ratio(times, key, "one pass")) for key in calls},
-            "peak_growth_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}  # fmt: skip
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    unit = sorted(times["one pass"])
+    return {
+        "net": name,
+        "what": f"prediction, {DRAWS} draws",
+        "milliseconds": 1e3 * unit[len(unit) // 2],
+        "ratios": {key: vars(ratio(times, key, "one pass")) for key in calls},
+        "peak_growth_mb": growth / 1024,
+    }
 
 
 def main() -> None:
@@ -136,8 +148,13 @@ def main() -> None:
             for key, value in row["ratios"].items():
                 print(f"  {key:28s} {value['value']:8.2f}   ({value['low']:.2f} - {value['high']:.2f})")
     if arguments.out:
-        arguments.out.write_text(json.dumps({"torch": torch.__version__, "machine": platform.processor() or platform.machine(),
-                                             "threads": 2, "rows": rows}, indent=1))  # fmt: skip
+        content = {
+            "torch": torch.__version__,
+            "machine": platform.processor() or platform.machine(),
+            "threads": 2,
+            "rows": rows,
+        }
+        arguments.out.write_text(json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,19 @@ class Killed(BaseException):
 
 
 def test_a_pair_is_read_back_bitwise(tmp_path):
-    tensors = {"a": torch.randn(3, 4).T, "b": torch.tensor(7), "c": torch.zeros(0), "d": torch.ones(2, dtype=torch.bfloat16)}
+    tensors = {
+        "a": torch.randn(3, 4).T,
+        "b": torch.tensor(7),
+        "c": torch.zeros(0),
+        "d": torch.ones(2, dtype=torch.bfloat16),
+    }
     write_pair(tmp_path, "x", tensors, {"name": "é", "list": [1, None]})
     read, content = read_pair(tmp_path, "x")
     assert content == {"name": "é", "list": [1, None]}
-    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(
+        torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype
+        for name, tensor in tensors.items()
+    )
 
 
 def test_one_tensor_stored_under_two_names_is_read_back(tmp_path):
@@ -93,7 +101,9 @@ def test_nothing_saved_is_told_with_the_folder(tmp_path):
         read_pair(tmp_path, "x")
 
 
-@pytest.mark.parametrize("damage", ["cut json", "list", "no tensors", "cut tensors", "lost tensors", "binary json"])
+@pytest.mark.parametrize(
+    "damage", ["cut json", "list", "no tensors", "cut tensors", "lost tensors", "binary json"]
+)
 def test_damaged_files_are_told_with_the_path(tmp_path, damage):
     write_pair(tmp_path, "x", OLD, {"a": 1})
     path, blob = tmp_path / "x.json", next(tmp_path.glob("*.safetensors"))

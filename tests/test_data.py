@@ -36,7 +36,9 @@ class Stream(IterableDataset):
         return iter(zip(X, Y, strict=True))
 
 
-def rows(source, seed: int = 0, epoch: int = 0, shuffle: bool = True, batch_size: int = 4) -> list[tuple[Tensor, Tensor]]:
+def rows(
+    source, seed: int = 0, epoch: int = 0, shuffle: bool = True, batch_size: int = 4
+) -> list[tuple[Tensor, Tensor]]:
     return list(source.epoch(batch_size, seed, epoch, shuffle=shuffle))
 
 
@@ -198,7 +200,12 @@ def test_truth_values_beside_numbers_in_a_frame_are_numbers():
 
 def test_whole_numbers_stay_for_a_network_that_takes_them():
     assert as_inputs(np.array([[1, 2]]), torch.float32, True).dtype == torch.int64
-    assert as_inputs({"ids": torch.tensor([[1]]), "labels": torch.tensor([0])}, torch.float32, False)["ids"].dtype == torch.int64
+    assert (
+        as_inputs({"ids": torch.tensor([[1]]), "labels": torch.tensor([0])}, torch.float32, False)[
+            "ids"
+        ].dtype
+        == torch.int64
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -238,10 +245,18 @@ def test_a_value_beyond_the_networks_range_is_told():
         ([(X, Y, Y)], ValueError, r"a batch must be \(x, y\).*tuple of length 3"),
         ([{"x": X}], ValueError, "a dict batch needs labels"),
         ((np.array([["a", "b"]]), np.array([0])), TypeError, "X must be numeric"),
-        ((pd.DataFrame({"when": pd.to_datetime(["2020-01-01"])}), np.array([0])), TypeError, "X must be numeric"),
+        (
+            (pd.DataFrame({"when": pd.to_datetime(["2020-01-01"])}), np.array([0])),
+            TypeError,
+            "X must be numeric",
+        ),
         ((np.array([[1j]]), np.array([0])), TypeError, "X must be numeric"),
         (Stream(), ValueError, "one label a row"),
-        (DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True), ValueError, "the data are empty"),
+        (
+            DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=4, drop_last=True),
+            ValueError,
+            "the data are empty",
+        ),
     ],
 )
 def test_faults_of_the_data_are_named(data, error, words):

@@ -68,7 +68,12 @@ def tied_head() -> nn.Module:
 
 def convolution() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 2)
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 2),
     )
 
 
@@ -76,24 +81,54 @@ IDS = {"ids": torch.randint(0, 11, (6, 5)), "attention_mask": torch.ones(6, 5, d
 IDS["attention_mask"][2, 3:] = 0
 FLAT = torch.randn(6, 3)
 CASES = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2, bias=False)), FLAT, Way.STACKED),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2, bias=False)),
+        FLAT,
+        Way.STACKED,
+    ),
     "root linear": (lambda: nn.Linear(3, 2), FLAT, Way.STACKED),
-    "factors": (lambda: nn.Sequential(LowRankLinear(3, 4, 1), nn.Tanh(), nn.Sequential(LowRankLinear(4, 3, 1, bias=False))), FLAT, Way.STACKED),
-    "mask": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), MaskedDropout((4,), 0.5), nn.Linear(4, 2)), FLAT, Way.STACKED),
+    "factors": (
+        lambda: nn.Sequential(
+            LowRankLinear(3, 4, 1), nn.Tanh(), nn.Sequential(LowRankLinear(4, 3, 1, bias=False))
+        ),
+        FLAT,
+        Way.STACKED,
+    ),
+    "mask": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), MaskedDropout((4,), 0.5), nn.Linear(4, 2)),
+        FLAT,
+        Way.STACKED,
+    ),
     "tied layers": (tied_layers, FLAT, Way.STACKED),
     "one layer twice": (one_layer_twice, FLAT, Way.STACKED),
     "layer norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), FLAT, Way.VMAP),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), FLAT, Way.VMAP),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+        FLAT,
+        Way.VMAP,
+    ),
     "convolution": (convolution, torch.randn(6, 1, 5, 5), Way.VMAP),
     "tied head": (tied_head, torch.randint(0, 11, (6, 2)), Way.VMAP),
-    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))), FLAT, Way.LOOP),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
+        FLAT,
+        Way.LOOP,
+    ),
     "transformer": (Heads, IDS, Way.VMAP),
     "lstm": (Recurrent, torch.randn(6, 4, 3), Way.LOOP),
     "gru cell": (lambda: nn.GRUCell(3, 2), FLAT, Way.LOOP),
     # as many rows as draws: a chain may not take the rows' axis for the draws'
-    "steps of a sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(4, 5, 3), Way.STACKED),
+    "steps of a sequence": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        torch.randn(4, 5, 3),
+        Way.STACKED,
+    ),
     "relu first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(3, 2)), torch.randn(4, 5, 3), Way.STACKED),
-    "factors of a sequence": (lambda: nn.Sequential(LowRankLinear(3, 4, 1), nn.ReLU(), nn.Linear(4, 2)), torch.randn(4, 5, 3), Way.STACKED),
+    "factors of a sequence": (
+        lambda: nn.Sequential(LowRankLinear(3, 4, 1), nn.ReLU(), nn.Linear(4, 2)),
+        torch.randn(4, 5, 3),
+        Way.STACKED,
+    ),
 }
 
 
@@ -205,7 +240,9 @@ class Output:
         self.logits = logits
 
 
-@pytest.mark.parametrize("wrap", [lambda t: t, Output, lambda t: {"logits": t}, lambda t: (t, None), lambda t: [t]])
+@pytest.mark.parametrize(
+    "wrap", [lambda t: t, Output, lambda t: {"logits": t}, lambda t: (t, None), lambda t: [t]]
+)
 def test_any_usual_output_becomes_one_tensor(wrap):
     class Net(nn.Module):
         def forward(self, x: Tensor):

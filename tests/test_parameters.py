@@ -134,7 +134,7 @@ def test_torch_compile_itself_is_refused():
 def test_the_old_weight_norm_is_refused_by_name():
     with pytest.warns(FutureWarning):
         network = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(2, 2)))
-    with pytest.raises(ValueError, match="0 uses the old torch.nn.utils.weight_norm"):
+    with pytest.raises(ValueError, match=r"0 uses the old torch\.nn\.utils\.weight_norm"):
         Layout.of(network)
 
 
@@ -158,16 +158,22 @@ def test_complex_parameters_are_refused():
 
 @pytest.mark.usefixtures("unchecked")
 def test_something_that_is_no_module_is_refused():
-    with pytest.raises(TypeError, match="must be a torch.nn.Module, got function"):
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got function"):
         Layout.of(lambda x: x)
 
 
 def test_the_plain_form_gives_the_same_layout():
     layout = Layout.of(mlp(), deterministic="*bias", likelihood={"log_noise": torch.zeros(1)})
     assert Layout.from_dict(layout.to_dict()) == layout
-    assert Layout.from_dict(copy.deepcopy(layout.to_dict())).with_masks({"2.mask": (5,)}).size == layout.size + 5
+    assert (
+        Layout.from_dict(copy.deepcopy(layout.to_dict())).with_masks({"2.mask": (5,)}).size == layout.size + 5
+    )
 
 
 def test_factors_of_a_low_rank_layer_are_ordinary_parameters():
     layout = Layout.of(nn.Sequential(LowRankLinear(6, 5, 2)))
-    assert [(slot.name, slot.shape) for slot in layout.slots] == [("0.A", (5, 2)), ("0.B", (6, 2)), ("0.bias", (5,))]
+    assert [(slot.name, slot.shape) for slot in layout.slots] == [
+        ("0.A", (5, 2)),
+        ("0.B", (6, 2)),
+        ("0.bias", (5,)),
+    ]

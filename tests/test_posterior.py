@@ -29,7 +29,13 @@ def gaussian_posterior(
     mean = layout.flatten(network, likelihood.parameters)
     scale = torch.zeros_like(mean)
     scale[: layout.belief] = std
-    return Posterior(network, DiagonalGaussian(mean, scale), likelihood, layout, {"method": "hand", "numbers": layout.trained})
+    return Posterior(
+        network,
+        DiagonalGaussian(mean, scale),
+        likelihood,
+        layout,
+        {"method": "hand", "numbers": layout.trained},
+    )
 
 
 def mlp(outputs: int = 3) -> nn.Module:
@@ -168,7 +174,9 @@ def test_inputs_of_any_kind_give_the_same_prediction(x):
 def test_whole_numbers_are_cast_for_a_network_of_real_inputs():
     posterior = gaussian_posterior(mlp())
     whole = np.array([[1, 20], [-1, 3]])
-    assert torch.allclose(posterior.predict(whole, draws=3).mean, posterior.predict(whole.astype(float), draws=3).mean)
+    assert torch.allclose(
+        posterior.predict(whole, draws=3).mean, posterior.predict(whole.astype(float), draws=3).mean
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -255,7 +263,9 @@ def test_calibration_finds_the_temperature_of_the_closed_form():
     calibrated = posterior.calibrate((torch.zeros(10, 1), y))
     assert calibrated.info["temperature"] == pytest.approx(2.360445, abs=1e-5)
     assert posterior.likelihood.temperature == 1
-    assert calibrated.calibrate((torch.zeros(10, 1), y)).info["temperature"] == pytest.approx(2.360445, abs=1e-5)
+    assert calibrated.calibrate((torch.zeros(10, 1), y)).info["temperature"] == pytest.approx(
+        2.360445, abs=1e-5
+    )
 
 
 def test_calibration_warns_at_its_bound():
@@ -264,7 +274,9 @@ def test_calibration_warns_at_its_bound():
         network.weight.zero_()
         network.bias.copy_(torch.tensor([2.0, 0.0]))
     with pytest.warns(UserWarning, match="ran to its bound"):
-        gaussian_posterior(network, std=0.0).calibrate((torch.zeros(10, 1), torch.zeros(10, dtype=torch.long)))
+        gaussian_posterior(network, std=0.0).calibrate(
+            (torch.zeros(10, 1), torch.zeros(10, dtype=torch.long))
+        )
 
 
 def test_calibration_of_a_regression_scales_the_variance():
@@ -331,10 +343,19 @@ def test_a_mixture_loads_as_the_same_mixture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "likelihood", [sb.Categorical(2.5), sb.Bernoulli(0.7), sb.Gaussian(noise=0.3, temperature=2.0), sb.Gaussian(), sb.HeteroscedasticGaussian(beta=0.5)]
+    "likelihood",
+    [
+        sb.Categorical(2.5),
+        sb.Bernoulli(0.7),
+        sb.Gaussian(noise=0.3, temperature=2.0),
+        sb.Gaussian(),
+        sb.HeteroscedasticGaussian(beta=0.5),
+    ],
 )
 def test_the_likelihood_is_saved_with_its_temperature(tmp_path, likelihood):
-    outputs = {"categorical": 3, "bernoulli": 1, "gaussian": 2 if hasattr(likelihood, "beta") else 1}[likelihood.task]
+    outputs = {"categorical": 3, "bernoulli": 1, "gaussian": 2 if hasattr(likelihood, "beta") else 1}[
+        likelihood.task
+    ]
     posterior = gaussian_posterior(mlp(outputs), likelihood=likelihood)
     posterior.save(tmp_path)
     loaded = load(tmp_path, mlp(outputs))
@@ -380,7 +401,9 @@ def test_a_folder_of_another_version_is_refused(tmp_path):
 def test_an_interrupted_save_leaves_the_posterior_that_was_there(tmp_path, monkeypatch):
     old, new = gaussian_posterior(mlp()), gaussian_posterior(mlp(), std=0.9)
     old.save(tmp_path)
-    monkeypatch.setattr("singularbayes.checkpoint.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "singularbayes.checkpoint.write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         new.save(tmp_path)
     monkeypatch.undo()

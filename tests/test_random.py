@@ -41,9 +41,13 @@ def test_whole_numbers_of_numpy_are_seeds():
 
 def test_the_global_state_is_put_back_also_after_an_error():
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="stop"), forked(0, "x"):
+
+    def fails() -> None:
         torch.rand(3)
         raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), forked(0, "x"):
+        fails()
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -1,7 +1,8 @@
 """Files that are whole or absent: tensors as safetensors, the rest as strict JSON, never pickle.
 
-A pair is written in two steps: the tensors under a name that holds their digest, then the JSON that names them, moved
-into place in one system call. A run that is killed at any moment leaves the previous pair, or the new one.
+A pair is written in two steps: the tensors under a name that holds their digest, then the JSON that names
+them, moved into place in one system call. A run that is killed at any moment leaves the previous pair, or the
+new one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -63,7 +64,7 @@ def write_pair(
     temporary = folder / f".{name}.{os.getpid()}.part"
     try:
         temporary.write_bytes(blob)
-        os.replace(temporary, folder / name)
+        temporary.replace(folder / name)
     finally:
         temporary.unlink(missing_ok=True)
     write_json(folder / f"{stem}.json", {**content, "tensors": name})

@@ -1,4 +1,7 @@
-"""``singularbayes``: the command line. Exit codes: 0 done, 1 a check failed, 2 bad usage or input (one line)."""
+"""``singularbayes``: the command line.
+
+Exit codes: 0 done, 1 a check failed, 2 bad usage or input (told in one line).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -56,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _stop(error: Any) -> None:
+def _stop(error: Any) -> NoReturn:
     print(f"singularbayes: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
 
@@ -67,7 +70,10 @@ def _command() -> str:
 
 @app.command()
 def demo(out: Out = Path("runs/demo"), seeds: Seeds = 1) -> None:
-    """The main job on real data inside the package: five methods, a table, an HTML report. Minutes on 2 cores."""
+    """The main job on real data inside the package: five methods, a table, an HTML report.
+
+    It takes minutes on 2 cores.
+    """
     from .recipes import ALL
 
     _run(ALL["digits"], out, data=None, seeds=seeds, methods=None, overrides={}, bootstrap=1000, resume=True)
@@ -84,11 +90,22 @@ def run(
     resume: Resume = False,
     bootstrap: Bootstrap = 1000,
 ) -> None:
-    """Run a recipe. Any field of a method is a flag too: --epochs 20 --temperature 1 --initial-std 0.05 ..."""
+    """Run a recipe.
+
+    Any field of a method is a flag too: --epochs 20 --temperature 1 --initial-std 0.05 ...
+    """
     chosen = _recipe(recipe)
     folder = Path("runs") / recipe if str(out) == str(Path("runs/RECIPE")) else out
-    _run(chosen, folder, data=data, seeds=seeds, methods=method, overrides=_overrides(context.args), bootstrap=bootstrap,
-         resume=resume)  # fmt: skip
+    _run(
+        chosen,
+        folder,
+        data=data,
+        seeds=seeds,
+        methods=method,
+        overrides=_overrides(context.args),
+        bootstrap=bootstrap,
+        resume=resume,
+    )
 
 
 def _run(recipe: Any, out: Path, **options: Any) -> None:
@@ -152,26 +169,36 @@ def _cell(interval: Any, digits: int = 3) -> str:
     return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
+_SHORT = {
+    "epistemic_variance": "epistemic",
+    "expected_calibration_error": "ECE",
+    "interval_coverage": "coverage",
+    "mutual_information": "MI",
+    "negative_log_likelihood": "NLL",
+    "rmse": "RMSE",
+}
+
+
 def _print_results(console: Console, folder: Any) -> None:
     from .report import pool
 
     first = folder.runs[0].evaluation
     regression = first.task == "gaussian"
     scores = [first.score] if regression else [first.score, "entropy"]
-    inside = ["rmse", "negative_log_likelihood", "interval_coverage"] if regression else [
-        "accuracy", "negative_log_likelihood", "expected_calibration_error"]  # fmt: skip
-    short = {"negative_log_likelihood": "NLL", "expected_calibration_error": "ECE", "interval_coverage": "coverage",
-             "mutual_information": "MI", "epistemic_variance": "epistemic", "accuracy": "accuracy", "rmse": "RMSE"}  # fmt: skip
+    inside = ["accuracy", "negative_log_likelihood", "expected_calibration_error"]
+    if regression:
+        inside = ["rmse", "negative_log_likelihood", "interval_coverage"]
+    seeds = len(folder.of(folder.names[0]))
     table = Table(
-        title=f"Calibrated on validation, test set, 95% intervals over {len(folder.of(folder.names[0]))} seed(s)",
+        title=f"Calibrated on validation, test set, 95% intervals over {seeds} seed(s)",
         title_justify="left",
     )
     table.add_column("method")
-    for header in ["parameters", *(short.get(key, key) for key in inside)]:
+    for header in ["parameters", *(_SHORT.get(key, key) for key in inside)]:
         table.add_column(header, justify="right")
     for name in first.ood:
         for score in scores:
-            table.add_column(f"AUROC {name} by {short.get(score, score)}", justify="right")
+            table.add_column(f"AUROC {name} by {_SHORT.get(score, score)}", justify="right")
     table.add_column("seconds", justify="right")
     for name in folder.names:
         runs = [run.evaluation for run in folder.of(name)]
@@ -179,9 +206,11 @@ def _print_results(console: Console, folder: Any) -> None:
             f"{runs[0].info['numbers']:,}",
             *(_cell(pool([e.metrics[key] for e in runs])) for key in inside),
         ]
-        for unfamiliar in first.ood:
-            for score in scores:
-                cells.append(_cell(pool([e.ood[unfamiliar][score]["auroc"] for e in runs])))  # noqa: PERF401
+        cells += [
+            _cell(pool([e.ood[unfamiliar][score]["auroc"] for e in runs]))
+            for unfamiliar in first.ood
+            for score in scores
+        ]
         cells.append(f"{sum(e.info['seconds'] for e in runs) / len(runs):.1f}")
         table.add_row(name, *cells)
     Console(width=max(console.width, 170) if not console.is_terminal else console.width).print(table)
@@ -212,8 +241,7 @@ def diagnose(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of
 
 def _evaluations(folder: Path) -> list[Any]:
     from .evaluation import Evaluation
-    from .recipes import ALL
-    from .recipes.running import open_folder
+    from .recipes import ALL, open_folder
 
     if (folder / "evaluation.json").is_file():
         return [Evaluation.load(folder)]
@@ -223,8 +251,7 @@ def _evaluations(folder: Path) -> list[Any]:
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], data: Data = None) -> None:
     """Write the HTML report of a finished run again."""
-    from .recipes import ALL
-    from .recipes.running import open_folder, write_report
+    from .recipes import ALL, open_folder, write_report
 
     opened = open_folder(folder, ALL)
     kept = Path(opened.about["data"]) if opened.about.get("data") else None
@@ -234,8 +261,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], dat
 @app.command()
 def recipes() -> None:
     """List the recipes and their methods."""
-    from .recipes import ALL
-    from .recipes.running import slug
+    from .recipes import ALL, slug
 
     for recipe in ALL.values():
         print(f"{recipe.name}: {recipe.what}{' (needs --data)' if recipe.needs_data else ''}")
@@ -254,15 +280,15 @@ def doctor() -> None:
     from . import MeanField, __version__
     from .testing import ContractError, check_method
 
-    print(
-        f"singularbayes {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    )
+    machine = f"{platform.system()} {platform.machine()}"
+    print(f"singularbayes {__version__}, Python {platform.python_version()}, {machine}")
     for package in ("torch", "numpy", "scikit-learn", "safetensors", "matplotlib"):
         print(f"  {package} {metadata.version(package)}")
     print(f"  threads {torch.get_num_threads()}, GPU {'yes' if torch.cuda.is_available() else 'no'}")
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     try:
-        clauses = check_method(MeanField(epochs=1), network=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
-                               data=(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3))  # fmt: skip
+        clauses = check_method(MeanField(epochs=1), network=network, data=(x, torch.arange(30) % 3))
     except ContractError as error:
         print(f"a check failed: {error}")
         raise typer.Exit(1) from None

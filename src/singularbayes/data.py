@@ -1,7 +1,8 @@
 """Data as users have them: arrays, tensors, a Dataset, batches, Hugging Face dicts.
 
-Every form becomes a source with ``num_data`` and ``epoch(...)``: an iterator of ``(x, y)`` batches. Tensors in memory are
-shuffled by our own generator; a user's loader is iterated with the global random state seeded and put back.
+Every form becomes a source with ``num_data`` and ``epoch(...)``: an iterator of ``(x, y)`` batches. Tensors
+in memory are shuffled by our own generator; a user's loader is iterated with the global random state seeded
+and put back.
 """
 
 from __future__ import annotations
@@ -176,8 +177,9 @@ class Loader:
         return self
 
     def epoch(self, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Iterator[tuple[Any, Tensor]]:
-        own = [g for g in (getattr(self.batches, "generator", None), getattr(getattr(self.batches, "sampler", None), "generator", None))
-               if isinstance(g, torch.Generator)]  # fmt: skip
+        holders = (self.batches, getattr(self.batches, "sampler", None))
+        found = [getattr(holder, "generator", None) for holder in holders]
+        own = [g for g in found if isinstance(g, torch.Generator)]
         states = [g.get_state() for g in own]
         try:
             with forked(seed, "loader", epoch):
@@ -250,7 +252,7 @@ def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
     """Whatever the user has, as a source of batches.
 
     Args:
-        data: ``(X, y)``, a ``Dataset``, or an iterable of ``(x, y)`` or dict batches that can be iterated again.
+        data: ``(X, y)``, a ``Dataset``, or an iterable of ``(x, y)`` or dict batches that can be read again.
         dtype: the network's dtype.
         integers: whether the network takes whole numbers (token ids) as input.
 
@@ -264,10 +266,13 @@ def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
             raise ValueError(f"X has {batch_size_of(x)} rows and y has {len(y)}; they must be equal")
         return Tensors(x, y)
     if isinstance(data, Iterator):
-        raise TypeError("training reads the data once an epoch, and this iterator can be read only once; pass a list of "
-                        "batches or a DataLoader")  # fmt: skip
+        raise TypeError(
+            "training reads the data once an epoch, and this iterator can be read only once; pass a list of "
+            "batches or a DataLoader"
+        )
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and hasattr(data, "__len__"):
-        if len(data) == 0:
+        items: Any = data
+        if len(items) == 0:
             raise ValueError("the data set is empty; expected at least one example")
         return Items(data, dtype, integers)
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping | np.ndarray | Tensor):
@@ -292,7 +297,8 @@ def _count(batches: Iterable[Any], dtype: torch.dtype, integers: bool) -> int:
         and batches.batch_size is not None
         and not isinstance(batches.dataset, IterableDataset)
     ):
-        return len(batches) * batches.batch_size if batches.drop_last else len(batches.sampler)  # type: ignore[arg-type]
+        sampler: Any = batches.sampler
+        return len(batches) * batches.batch_size if batches.drop_last else len(sampler)
     source = Loader(batches, 1, dtype, integers)
     return sum(len(y) for _, y in source.epoch(1, 0, 0, shuffle=False))
 

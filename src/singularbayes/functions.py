@@ -1,6 +1,7 @@
 """The functions that draws stand for: one network, many weight vectors, as quickly as its modules allow.
 
-Three ways, chosen by module type, never by trying (a refused ``vmap`` has already written BatchNorm's counter):
+Three ways, chosen by module type, never by trying (a refused ``vmap`` has already written BatchNorm's
+counter):
 
 * *stacked*: a plain chain of linear layers and elementwise functions (:mod:`.stacked`);
 * *vmap* of ``functional_call``: any other network whose modules have batching rules;
@@ -20,13 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrize import ParametrizationList
 
-from .parameters import Layout
+from .parameters import Layout, owner
 from .stacked import Workspace, evaluate_chain, is_chain
 
 __all__ = ["Way", "call", "evaluate", "way_for"]
 
-_LOOPED = (nn.RNNBase, nn.RNNCellBase)
+_LOOPED = (nn.RNNBase, nn.RNNCellBase, ParametrizationList)  # weight_norm has no batching rule
 
 
 class Way(StrEnum):
@@ -102,11 +104,20 @@ def evaluate(
         workspace: memory that successive blocks share; only the stacked way uses it.
     """
     if way is Way.STACKED and isinstance(x, Tensor) and x.dim() == 2:
-        return evaluate_chain(network, layout.views(draws), x, workspace or Workspace())
-    spare = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        views = layout.views(draws)
+        slots = [slot for slot in layout.slots if slot.kind != "likelihood"]
+        named = {alias: views[slot.name] for slot in slots for alias in slot.aliases}
+        return evaluate_chain(network, named, x, workspace or Workspace())
+    names = {place: slot.name for slot in layout.slots if slot.kind != "likelihood" for place in slot.aliases}
+    names = _once(network, names)
+    buffers = _once(network, dict(network.named_buffers(remove_duplicate=False)))
 
     def one(w: Tensor) -> Tensor:
-        return reduce_output(_functional(network, {**spare, **layout.views(w)}, x))
+        views = layout.views(w)
+        clones = {id(buffer): buffer.clone() for buffer in buffers.values()}  # no draw sees another's
+        tensors = {place: clones[id(buffer)] for place, buffer in buffers.items()}
+        tensors |= {place: views[name] for place, name in names.items()}
+        return reduce_output(_functional(network, tensors, x))
 
     with _plain_attention(network):
         if way is Way.LOOP:
@@ -114,7 +125,16 @@ def evaluate(
         return vmap(one, randomness="error")(draws)
 
 
+def _once(network: nn.Module, places: Mapping[str, Any]) -> dict[str, Any]:
+    """One name for each tensor of each module: torch does not put back one that it swaps twice."""
+    found: dict[tuple[int, str], str] = {}
+    for place in places:
+        module, leaf = owner(network, place)
+        found.setdefault((id(module), leaf), place)
+    return {place: places[place] for place in found.values()}
+
+
 def _functional(network: nn.Module, tensors: dict[str, Tensor], x: Any) -> Any:
     if isinstance(x, Mapping):
-        return functional_call(network, tensors, (), dict(x))
-    return functional_call(network, tensors, x if isinstance(x, tuple) else (x,))
+        return functional_call(network, tensors, (), dict(x), tie_weights=False)
+    return functional_call(network, tensors, x if isinstance(x, tuple) else (x,), tie_weights=False)

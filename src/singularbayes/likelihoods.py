@@ -29,7 +29,11 @@ class Likelihood(Protocol):
     """What a method needs of a likelihood; ``outputs`` are ``(B, *event)`` unless a draws axis is named."""
 
     task: ClassVar[str]
-    temperature: float
+
+    @property
+    def temperature(self) -> float:
+        """Calibration temperature; see :meth:`with_temperature`."""
+        ...
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""``Model``: a network, a likelihood, a prior, and the choice of what is believed about: ``p(y | f(x; w)) p(w)``."""
+"""``Model``: ``p(y | f(x; w)) p(w)``: a network, a likelihood, a prior, and what is believed about."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Model:
 
     Args:
         network: any ``nn.Module`` that returns one tensor (or ``.logits``); it is the start of training.
-        likelihood: ``Categorical()``, ``Bernoulli()``, ``Gaussian()``, ``HeteroscedasticGaussian()``, or your own.
+        likelihood: ``Categorical()``, ``Bernoulli()``, ``Gaussian()``, ``HeteroscedasticGaussian()``, or your
+            own.
         prior: on every Bayesian parameter; ``PerParameter`` chooses by name.
         bayesian: name patterns of the parameters that are believed about; all others stay as they are.
         deterministic: patterns, among those, that are trained as point estimates (e.g. ``"*bias"``).
-        normalization: treat the affine parameters of BatchNorm, LayerNorm, ... as Bayesian too. By default they are
-            point estimates: a prior around 0 is wrong for a gain of 1.
+        normalization: treat the affine parameters of BatchNorm, LayerNorm, ... as Bayesian too. By default
+            they are point estimates: a prior around 0 is wrong for a gain of 1.
 
     Raises:
         ValueError: patterns that match nothing, lazy or compiled networks, mixed dtypes (see ``Layout.of``).
@@ -57,10 +58,16 @@ class Model:
         self.prior: BlockPrior | PerParameter = Normal() if prior is None else prior
         if isinstance(self.prior, type) or not isinstance(self.prior, BlockPrior | PerParameter):
             raise TypeError(
-                f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture() or PerParameter(...), got {self.prior!r}"
+                f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture() or PerParameter(...), "
+                f"got {self.prior!r}"
             )
-        self.layout = Layout.of(network, bayesian=bayesian, deterministic=deterministic, normalization=normalization,
-                                likelihood=likelihood.parameters)  # fmt: skip
+        self.layout = Layout.of(
+            network,
+            bayesian=bayesian,
+            deterministic=deterministic,
+            normalization=normalization,
+            likelihood=likelihood.parameters,
+        )
         parameter = next(p for p in network.parameters() if p.requires_grad)
         self.dtype, self.device = parameter.dtype, parameter.device
         self.prior_blocks = tuple(self._blocks())
@@ -79,7 +86,7 @@ class Model:
                 yield slice(start, slot.start), current
                 start = slot.start
             current = prior
-        assert current is not None  # a layout always has a belief
+        assert current is not None  # noqa: S101 - a layout always has a belief
         yield slice(start, self.layout.belief), current
 
     def _prior_of(self, names: tuple[str, ...]) -> BlockPrior:

@@ -8,8 +8,8 @@ A row is ``[belief | point | likelihood | statistics | masks]``:
 * *statistics*: running statistics of normalisation layers, which follow the weights;
 * *masks*: dropout masks, where a method draws them.
 
-So one row determines one function. A tied parameter lies there once, under its first name; patterns match any of its
-names.
+So one row determines one function. A tied parameter lies there once, under its first name; patterns match any
+of its names.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = ["Layout", "Patterns", "Slot", "match_names", "owner"]
 
 Patterns = str | Sequence[str]
 Kind = Literal["belief", "point", "likelihood", "statistic", "mask"]
+Entry = tuple[Kind, tuple[str, ...], tuple[int, ...]]
 _ORDER: tuple[Kind, ...] = ("belief", "point", "likelihood", "statistic", "mask")
 _NORMALIZATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
 LIKELIHOOD_PREFIX = "likelihood."
@@ -89,11 +90,14 @@ def _tied(network: nn.Module) -> dict[str, tuple[list[str], nn.Parameter]]:
 def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be a torch.nn.Module, got {type(network).__name__}")
-    compiled = [path for path, module in network.named_modules() if "_orig_mod" in module._modules]
+    compiled = [
+        path for path, module in network.named_modules() if "_orig_mod" in dict(module.named_children())
+    ]
     if compiled:
         at = f"network.{compiled[0]}" if compiled[0] else "network"
         raise ValueError(
-            f"{compiled[0] or 'the network'} was compiled; use {at}._orig_mod in its place, and compile afterwards"
+            f"{compiled[0] or 'the network'} was compiled; use {at}._orig_mod in its place, and compile "
+            f"afterwards"
         )
     lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
     if lazy:
@@ -101,9 +105,12 @@ def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
             f"{lazy[0]} is not initialised yet (a lazy module); run the network on one batch first"
         )
     for path, module in network.named_modules():
-        if any(type(hook).__name__ == "WeightNorm" for hook in module._forward_pre_hooks.values()):
-            raise ValueError(f"{path or 'the network'} uses the old torch.nn.utils.weight_norm, which recomputes its "
-                             f"weight in a hook; use torch.nn.utils.parametrizations.weight_norm")  # fmt: skip
+        hooks = module._forward_pre_hooks.values()  # noqa: SLF001 - torch has no public way
+        if any(type(hook).__name__ == "WeightNorm" for hook in hooks):
+            raise ValueError(
+                f"{path or 'the network'} uses the old torch.nn.utils.weight_norm, which recomputes its "
+                f"weight in a hook; use torch.nn.utils.parametrizations.weight_norm"
+            )
     if not parameters:
         raise ValueError(
             "the network has no parameter that requires a gradient: there is nothing to have a belief about"
@@ -116,8 +123,10 @@ def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
             for n, p in parameters.items()
             if (p.dtype, p.device) != (min(dtypes, key=str), min(devices, key=str))
         )
-        raise ValueError(f"parameters must share one dtype and one device, got {sorted(map(str, dtypes))} on "
-                         f"{sorted(map(str, devices))} (e.g. {odd}); convert with network.to(...)")  # fmt: skip
+        raise ValueError(
+            f"parameters must share one dtype and one device, got {sorted(map(str, dtypes))} on "
+            f"{sorted(map(str, devices))} (e.g. {odd}); convert with network.to(...)"
+        )
     if not next(iter(dtypes)).is_floating_point:
         raise ValueError(f"parameters must be real floating point, got {next(iter(dtypes))}")
 
@@ -152,8 +161,8 @@ class Layout:
             network: any module; parameters that do not require a gradient are frozen and left out.
             bayesian: patterns of the parameters that get a distribution; all others are frozen.
             deterministic: patterns, among those, of parameters that are trained as point estimates.
-            normalization: give the affine parameters of normalisation layers a distribution too; by default they
-                are point estimates.
+            normalization: give the affine parameters of normalisation layers a distribution too; by default
+                they are point estimates.
             likelihood: learned numbers of the likelihood, by name.
 
         Raises:
@@ -173,19 +182,18 @@ class Layout:
             raise ValueError(
                 "every chosen parameter is deterministic: there is nothing to have a belief about"
             )
-        entries: list[tuple[Kind, tuple[str, ...], tuple[int, ...]]] = [
+        entries: list[Entry] = [
             ("point" if name in points else "belief", tuple(tied[name][0]), tuple(parameter.shape))
             for name, parameter in trainable.items()
             if name in chosen
         ]
-        entries += [
-            ("likelihood", (LIKELIHOOD_PREFIX + n,), tuple(t.shape)) for n, t in (likelihood or {}).items()
-        ]
-        entries += [("statistic", (name,), tuple(buffer.shape)) for name, buffer in _statistics(network)]
+        learned = likelihood or {}
+        entries.extend(("likelihood", (LIKELIHOOD_PREFIX + n,), tuple(t.shape)) for n, t in learned.items())
+        entries.extend(("statistic", (name,), tuple(b.shape)) for name, b in _statistics(network))
         return cls._place(entries)
 
     @classmethod
-    def _place(cls, entries: Sequence[tuple[Kind, tuple[str, ...], tuple[int, ...]]]) -> Layout:
+    def _place(cls, entries: Sequence[Entry]) -> Layout:
         slots, start = [], 0
         for kind, names, shape in sorted(entries, key=lambda entry: _ORDER.index(entry[0])):
             stop = start + torch.Size(shape).numel()
@@ -195,10 +203,8 @@ class Layout:
 
     def with_masks(self, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
         """The layout with dropout masks (buffers of these names and shapes) appended."""
-        entries: list[tuple[Kind, tuple[str, ...], tuple[int, ...]]] = [
-            (s.kind, s.aliases, s.shape) for s in self.slots
-        ]
-        entries += [("mask", (name,), tuple(shape)) for name, shape in shapes.items()]
+        entries: list[Entry] = [(s.kind, s.aliases, s.shape) for s in self.slots]
+        entries.extend(("mask", (name,), tuple(shape)) for name, shape in shapes.items())
         return self._place(entries)
 
     def _end(self, *kinds: Kind) -> int:

@@ -1,4 +1,7 @@
-"""``Posterior``: what every method returns. A private network, a distribution over its vector, a likelihood."""
+"""``Posterior``: what every method returns.
+
+It holds a private network, a distribution over its flat vector, and a likelihood.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from . import checkpoint, distributions, likelihoods
+from . import distributions, saving
 from .data import as_inputs, as_source, batch_size_of, gather, to_device
 from .distributions import StoredDraws
 from .functions import call, evaluate, way_for
 from .likelihoods import Likelihood
 from .model import takes_integers
-from .nn.masks import MaskedDropout
-from .parameters import Layout, owner
+from .parameters import Layout
 from .predictive import Predictive
 from .random import generator
 from .stacked import Workspace
 
 __all__ = ["Posterior", "load"]
 
-FORMAT = 1
 _ROW_BYTES = 2 * 2**20  # of one draw's widest activation: rows of input are taken accordingly
 _BLOCK_BYTES = 2**20  # of a block of draws' widest activation, within the limits below: it stays in the cache
 _BLOCK_DRAWS = (4, 16)
@@ -43,7 +44,8 @@ class Posterior:
         distribution: over the flat vector of ``layout``.
         likelihood: carries the task and the calibration temperature.
         layout: where each tensor lies in a row of draws.
-        info: plain facts: ``method``, ``seconds``, ``numbers`` (trained numbers), ``epochs``, ``seed``, ``settings``, ...
+        info: plain facts: ``method``, ``seconds``, ``numbers`` (trained numbers), ``epochs``, ``seed``,
+            ``settings``, ...
 
     Example:
         >>> import singularbayes as sb
@@ -72,8 +74,8 @@ class Posterior:
         self._widths: dict[Any, int] = {}
 
     def __repr__(self) -> str:
-        return (f"Posterior({self.info.get('method', '?')}, {self.distribution.kind}, "
-                f"{self.layout.size} entries, {type(self.likelihood).__name__})")  # fmt: skip
+        method, kind = self.info.get("method", "?"), self.distribution.kind
+        return f"Posterior({method}, {kind}, {self.layout.size} entries, {type(self.likelihood).__name__})"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,7 +94,9 @@ class Posterior:
         """
         source = generator(seed, "draws", device=self.device)
         dtype = self.dtype if self.dtype == torch.float64 else torch.float32
-        buffer = torch.empty(min(_NOISE_DRAWS, n), self.distribution.noise_size, dtype=dtype, device=self.device)
+        buffer = torch.empty(
+            min(_NOISE_DRAWS, n), self.distribution.noise_size, dtype=dtype, device=self.device
+        )
         for start in range(0, n, _NOISE_DRAWS):
             rows = buffer[: n - start]
             for offset, row in enumerate(rows):
@@ -134,7 +138,8 @@ class Posterior:
         Args:
             draws: rows of the flat vector.
             x: inputs: tensor, array, or a dict or tuple of them.
-            batch_size: rows of ``x`` at a time; by default as many as fit the cache. It does not change the result.
+            batch_size: rows of ``x`` at a time; by default as many as fit the cache. It does not change the
+                result.
         """
         return torch.cat(list(self._blocks([draws], self._inputs(x), batch_size)))
 
@@ -146,15 +151,13 @@ class Posterior:
         key = tuple(x.shape[1:]) if isinstance(x, Tensor) else "structured"
         if key not in self._widths:
             widest = 1
-            handles = []
 
             def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
                 nonlocal widest
                 if isinstance(output, Tensor):
                     widest = max(widest, output.numel())
 
-            for module in self.network.modules():
-                handles.append(module.register_forward_hook(note))
+            handles = [module.register_forward_hook(note) for module in self.network.modules()]
             try:
                 output = call(self.network, _rows(x, slice(0, 1)))
             except RuntimeError as error:
@@ -178,7 +181,10 @@ class Posterior:
         workspace = Workspace()
         for source in sources:
             for block in source.split(together):
-                parts = [evaluate(self.network, self.layout, block, batch, self.way, workspace) for batch in batches]
+                parts = [
+                    evaluate(self.network, self.layout, block, batch, self.way, workspace)
+                    for batch in batches
+                ]
                 yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @torch.no_grad()
@@ -187,8 +193,8 @@ class Posterior:
 
         Args:
             x: inputs, rows first.
-            draws: number of posterior draws; a finite posterior (an ensemble) uses each atom once when ``draws``
-                covers them, and an even choice of them otherwise.
+            draws: number of posterior draws; a finite posterior (an ensemble) uses each atom once when
+                ``draws`` covers them, and an even choice of them otherwise.
             seed: of the draws.
             batch_size: rows of ``x`` at a time; it does not change the draws.
 
@@ -229,13 +235,16 @@ class Posterior:
     def calibrate(self, validation: Any, draws: int = 64, seed: int = 0) -> Posterior:
         """A new posterior with the temperature that minimises the validation NLL of the mixture.
 
-        For classification logits are divided by it (each draw's, before averaging); for regression the predictive
-        variance is multiplied by it.
+        For classification logits are divided by it (each draw's, before averaging); for regression the
+        predictive variance is multiplied by it.
 
         Args:
             validation: ``(X, y)``, a Dataset or batches; not the test set.
             draws: posterior draws.
             seed: of the draws.
+
+        Raises:
+            ValueError: no labels.
 
         Warns:
             UserWarning: the best temperature lies at the bound (.02 or 50): every label right, or no signal.
@@ -244,6 +253,8 @@ class Posterior:
             Guo et al. 2017, arXiv 1706.04599, section 4.2.
         """
         held = gather(as_source(validation, self.dtype, takes_integers(self.network)))
+        if held.y is None:
+            raise ValueError("calibration needs labels: pass (X, y)")
         base = self.likelihood.with_temperature(1.0)
         plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
         rows = plain.draw(min(draws, self.distribution.support or draws), seed)
@@ -258,8 +269,11 @@ class Posterior:
         low, high = math.log(0.02), math.log(50.0)
         best = _golden(nll, low, high)
         if min(best - low, high - best) < 1e-3:
-            warnings.warn(f"the calibration temperature ran to its bound {math.exp(best):.3g}: the validation labels are "
-                          f"all predicted right, or the model has no signal; use more validation data", stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"the calibration temperature ran to its bound {math.exp(best):.3g}: the validation labels "
+                f"are all predicted right, or the model has no signal; use more validation data",
+                stacklevel=2,
+            )
         temperature = math.exp(best)
         info = {**self.info, "temperature": temperature}
         return Posterior(
@@ -273,29 +287,15 @@ class Posterior:
     # Files
 
     def save(self, folder: str | Path) -> None:
-        """Write ``posterior.json`` and its tensors to ``folder``: safetensors and JSON, no pickle; whole or not at all."""
-        kind = type(self.likelihood).__name__
-        if likelihoods.KINDS.get(kind) is not type(self.likelihood):
-            raise TypeError(f"only the library's own likelihoods can be saved, got {kind}; keep it and pass it to "
-                            f"sb.load(folder, network, likelihood=...)")  # fmt: skip
-        covered = {name for slot in self.layout.slots for name in slot.aliases}
-        state = self.network.state_dict()
-        rest = {f"rest.{name}": tensor for name, tensor in state.items() if name not in covered}
-        tensors = {f"distribution.{name}": t for name, t in self.distribution.tensors().items()}
-        content = {
-            "format": FORMAT,
-            "library": "singularbayes",
-            "distribution": distributions.describe(self.distribution),
-            "likelihood": {"kind": kind, **self.likelihood.to_dict()},
-            "layout": self.layout.to_dict(),
-            "dropout": {
-                name: module.p
-                for name, module in self.network.named_modules()
-                if isinstance(module, MaskedDropout)
-            },
-            "info": _plain(self.info),
-        }
-        checkpoint.write_pair(folder, "posterior", {**tensors, **rest}, content)
+        """Write ``posterior.json`` and its tensors to ``folder``: safetensors and JSON, no pickle.
+
+        The files are written whole or not at all.
+
+        Raises:
+            TypeError: a likelihood that is not the library's own.
+        """
+        parts = saving.Parts(self.network, self.distribution, self.likelihood, self.layout, self.info)
+        saving.write(folder, parts)
 
     def to(self, device: torch.device | str) -> Posterior:
         """The same posterior on another device."""
@@ -310,17 +310,6 @@ def _rows(x: Any, index: slice) -> Any:
     if isinstance(x, Mapping):
         return {key: value[index] for key, value in x.items()}
     return tuple(value[index] for value in x) if isinstance(x, tuple) else x[index]
-
-
-def _plain(value: Any) -> Any:
-    """Plain JSON types of an info value."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def _golden(function: Any, low: float, high: float) -> float:
@@ -356,59 +345,4 @@ def load(folder: str | Path, network: nn.Module, likelihood: Likelihood | None =
         FileNotFoundError: nothing saved there.
         ValueError: a damaged file, or a network whose parameters do not fit (named).
     """
-    tensors, content = checkpoint.read_pair(folder, "posterior")
-    if content.get("library") != "singularbayes" or content.get("format") != FORMAT:
-        raise ValueError(
-            f"{folder} holds format {content.get('format')!r}, this version reads format {FORMAT}"
-        )
-    layout = Layout.from_dict(content["layout"])
-    private = copy.deepcopy(network)
-    for name, p in content["dropout"].items():
-        slot = next(slot for slot in layout.slots if slot.name == f"{name}.mask")
-        parent, _, leaf = name.rpartition(".")
-        reference = next(private.parameters())
-        setattr(
-            private.get_submodule(parent),
-            leaf,
-            MaskedDropout(slot.shape, p, reference.device, reference.dtype),
-        )
-    _check_fit(private, layout)
-    rest = {name.removeprefix("rest."): t for name, t in tensors.items() if name.startswith("rest.")}
-    state = private.state_dict()
-    unknown = [name for name, t in rest.items() if name not in state or state[name].shape != t.shape]
-    if unknown:
-        raise ValueError(
-            f"the network does not fit this posterior: {unknown[0]} is missing or has another shape"
-        )
-    private.load_state_dict(rest, strict=False)
-    device = next(private.parameters()).device
-    own = {
-        n.removeprefix("distribution."): t.to(device)
-        for n, t in tensors.items()
-        if n.startswith("distribution.")
-    }
-    distribution = distributions.rebuild(content["distribution"], own)
-    if likelihood is None:
-        fields = dict(content["likelihood"])
-        kind = likelihoods.KINDS[fields.pop("kind")]
-        likelihood = kind(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-        )
-    layout.write(private, distribution.mean)
-    return Posterior(private, distribution, likelihood, layout, content["info"])
-
-
-def _check_fit(network: nn.Module, layout: Layout) -> None:
-    for slot in layout.slots:
-        if slot.kind == "likelihood":
-            continue
-        try:
-            module, leaf = owner(network, slot.name)
-            shape = tuple(getattr(module, leaf).shape)
-        except AttributeError:
-            raise ValueError(f"the network does not fit this posterior: it has no {slot.name}; was it factorised "
-                             f"the same way?") from None  # fmt: skip
-        if shape != slot.shape:
-            raise ValueError(
-                f"the network does not fit this posterior: {slot.name} has shape {shape}, saved was {slot.shape}"
-            )
+    return Posterior(*saving.read(folder, network, likelihood))

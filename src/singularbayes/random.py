@@ -1,7 +1,7 @@
 """Seeds: every random number of a fit or a prediction follows from one integer and a place.
 
-The global random state is never moved: generators are our own, and code that can only use the global one (dropout in
-``forward``, a ``DataLoader``'s shuffle, ``reset_parameters``) runs inside :func:`forked`.
+The global random state is never moved: generators are our own, and code that can only use the global one
+(dropout in ``forward``, a ``DataLoader``'s shuffle, ``reset_parameters``) runs inside :func:`forked`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Many draws of a plain chain at once: batched matrix products on activations ``(S, features, B)``.
 
-Features come before the batch: a factor's rank is then the short side that matrix libraries handle well (a product
-with 15 columns took 2.5 times as long as its transpose, measured). All blocks of a prediction share one workspace: fresh
-memory for each activation costs more than the arithmetic of small networks.
+Features come before the batch: a factor's rank is then the short side that matrix libraries handle well (a
+product with 15 columns took 2.5 times as long as its transpose, measured). All blocks of a prediction share
+one workspace: fresh memory for each activation costs more than the arithmetic of small networks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def evaluate_chain(network: nn.Module, tensors: dict[str, Tensor], x: Tensor, wo
             continue
         h = _apply(module, path, tensors, h, shared, workspace)
         shared = False
-    return h.mT.contiguous()
+    return h.mT.clone(memory_format=torch.contiguous_format)  # always a copy: h is the workspace's memory
 
 
 def _flat(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
@@ -82,7 +82,9 @@ def _flat(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     return [leaf for name, child in children if child is not None for leaf in _flat(child, f"{path}{name}.")]
 
 
-def _apply(module: nn.Module, path: str, tensors: dict[str, Tensor], h: Tensor, shared: bool, workspace: Workspace) -> Tensor:
+def _apply(
+    module: nn.Module, path: str, tensors: dict[str, Tensor], h: Tensor, shared: bool, workspace: Workspace
+) -> Tensor:
     if isinstance(module, LowRankLinear):
         first, second = (_own(module, path, tensors, leaf, len(h)) for leaf in ("B", "A"))
         reduced = _reduced(first, h, shared, workspace)
@@ -115,7 +117,7 @@ def _bias(module: nn.Module, path: str, tensors: dict[str, Tensor]) -> Tensor | 
 
 
 def _reduced(factor: Tensor, h: Tensor, shared: bool, workspace: Workspace) -> Tensor:
-    """``B^T h``: ``(S, r, batch)`` from ``B (S, in, r)``; one product for all draws where the input is shared."""
+    """``B^T h``: ``(S, r, batch)`` from ``B (S, in, r)``; one product for all draws of a shared input."""
     draws, rank, batch = len(factor), factor.shape[2], h.shape[2]
     if shared:
         out = workspace.take("reduced", (draws * rank, batch), h)

@@ -113,8 +113,8 @@ def _network_untouched(method: Any, network: nn.Module, likelihood: Likelihood, 
         "the user's network is untouched",
         "train/eval mode changed",
     )
-    _require(flags == [(p.requires_grad, p.grad is None) for p in network.parameters()], "the user's network is untouched",
-             "requires_grad or .grad changed")  # fmt: skip
+    same = flags == [(p.requires_grad, p.grad is None) for p in network.parameters()]
+    _require(same, "the user's network is untouched", "requires_grad or .grad changed")
 
 
 def _data_untouched(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:

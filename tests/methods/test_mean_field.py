@@ -18,7 +18,7 @@ from singularbayes.priors import Laplace, Normal, PerParameter, ScaleMixture
 
 # methods.md 9: conjugate regression with a bias, prior variance 1, noise variance .25
 X = torch.tensor([[-1.0], [-0.5], [0.5], [1.5], [2.0], [3.0]])
-Y = torch.tensor([-1.1, -1.0, 0.2, 0.9, 1.4, 2.3])
+Y = torch.tensor([-1.1, -1.0, 0.2, 0.9, 1.4, 2.3], dtype=torch.float64)
 BIAS_MEAN, WEIGHT_MEAN = -0.31875, 0.853125
 BIAS_VARIANCE, WEIGHT_VARIANCE = 0.04, 0.0147058824
 ELBO = -5.660502381
@@ -52,7 +52,9 @@ def log_prior(prior, w: Tensor, numbers: Tensor | None = None) -> Tensor:
     return td.MixtureSameFamily(mixing, td.Normal(torch.zeros_like(stds), stds)).log_prob(w)
 
 
-def kl_of(kl: KL, family: Family, prior, mean: Tensor, scale: Tensor, w: Tensor, numbers: Tensor | None) -> Tensor:
+def kl_of(
+    kl: KL, family: Family, prior, mean: Tensor, scale: Tensor, w: Tensor, numbers: Tensor | None
+) -> Tensor:
     q = td.Normal(mean, scale) if family is Family.GAUSSIAN else td.Laplace(mean, scale)
     if kl is KL.MONTE_CARLO:
         return (q.log_prob(w) - log_prior(prior, w, numbers)).sum()
@@ -78,8 +80,16 @@ STEPS = {
     "mixture, wide first": (ScaleMixture(pi=0.3, std1=0.1, std2=0.8), None, {}),
     "learned mixture": (LEARNED, None, {}),
     "per parameter": (PerParameter({"0.weight": MIXTURE, "*bias": Laplace(0.3), "*": Normal(2.0)}), None, {}),
-    "per parameter bound": (PerParameter({"0.weight": MIXTURE, "*bias": Laplace(0.3), "*": Normal(2.0)}), KL.BOUND, {}),
-    "two learned": (PerParameter({"0.weight": LEARNED, "0.bias": Normal(), "*": dataclasses.replace(LEARNED, pi=0.6)}), None, {}),
+    "per parameter bound": (
+        PerParameter({"0.weight": MIXTURE, "*bias": Laplace(0.3), "*": Normal(2.0)}),
+        KL.BOUND,
+        {},
+    ),
+    "two learned": (
+        PerParameter({"0.weight": LEARNED, "0.bias": Normal(), "*": dataclasses.replace(LEARNED, pi=0.6)}),
+        None,
+        {},
+    ),
     "points": (Normal(0.7), None, {"deterministic": "*bias"}),
     "some frozen": (MIXTURE, None, {"bayesian": ["0.*", "2.bias"]}),
 }
@@ -113,7 +123,9 @@ def step_and_autograd(name: str, family: Family, likelihood=None) -> tuple[Tenso
         numbers = None
         if isinstance(each, ScaleMixture) and each.learned:
             numbers, offset = vector[offset : offset + 3], offset + 3
-        loss = loss + weight * kl_of(method.estimator(each), family, each, vector[block], scale[block], w[block], numbers)
+        loss = loss + weight * kl_of(
+            method.estimator(each), family, each, vector[block], scale[block], w[block], numbers
+        )
     return learner.gradient, torch.autograd.grad(loss, vector)[0]
 
 
@@ -127,7 +139,9 @@ def test_the_gradient_of_a_step_is_autograds(name, family):
 
 @pytest.mark.parametrize("name", ["laplace monte carlo", "mixture bound", "normal closed"])
 def test_a_wrong_term_of_the_kl_fails_the_gradient_test(name, monkeypatch):
-    monkeypatch.setattr(mean_field, "bound_gradient", lambda *a: tuple(0.5 * g for g in divergence.bound_gradient(*a)))
+    monkeypatch.setattr(
+        mean_field, "bound_gradient", lambda *a: tuple(0.5 * g for g in divergence.bound_gradient(*a))
+    )
     monkeypatch.setattr(Laplace, "negative_score", lambda self, w: -w.sign() / self.scale)
     step, exact = step_and_autograd(name, Family.GAUSSIAN)
     assert (step - exact).abs().max() > 1e-3 * exact.abs().max()
@@ -178,7 +192,9 @@ def test_the_kl_exists_before_the_first_step_and_in_every_mode():
 @pytest.mark.parametrize("kl", [KL.CLOSED, KL.MONTE_CARLO])
 def test_means_and_scales_move_both_the_kl_and_the_output(kl):
     def state(shift_mean: float, shift_rho: float) -> tuple[float, float]:
-        learner = learner_of(sb.MeanField(kl=kl), sb.Model(nn.Linear(1, 1, bias=False).double(), sb.Gaussian(noise=1.0)))
+        learner = learner_of(
+            sb.MeanField(kl=kl), sb.Model(nn.Linear(1, 1, bias=False).double(), sb.Gaussian(noise=1.0))
+        )
         learner.mean.add_(shift_mean)
         learner.rho.add_(shift_rho)
         learner.draw(torch.Generator().manual_seed(0))
@@ -221,14 +237,18 @@ def test_the_kl_weighs_one_nth_in_every_batch_whatever_its_size(monkeypatch):
 # The conjugate optimum
 
 
-def expected_log_likelihood(bias: float, weight: float, bias_variance: float, weight_variance: float) -> float:
+def expected_log_likelihood(
+    bias: float, weight: float, bias_variance: float, weight_variance: float
+) -> float:
     x, y = X.double().squeeze(1), Y.double()
     residual = (y - bias - weight * x).square() + bias_variance + weight_variance * x.square()
     return (-0.5 * residual / 0.25 - 0.5 * math.log(2 * math.pi * 0.25)).sum().item()
 
 
 def test_the_elbo_at_the_closed_form_optimum_is_the_known_one():
-    learner = learner_of(sb.MeanField(), sb.Model(nn.Linear(1, 1).double(), sb.Gaussian(noise=0.5), prior=Normal(1.0)))
+    learner = learner_of(
+        sb.MeanField(), sb.Model(nn.Linear(1, 1).double(), sb.Gaussian(noise=0.5), prior=Normal(1.0))
+    )
     learner.mean.copy_(torch.tensor([WEIGHT_MEAN, BIAS_MEAN], dtype=torch.float64))
     variance = torch.tensor([WEIGHT_VARIANCE, BIAS_VARIANCE], dtype=torch.float64)
     learner.rho.copy_(mean_field.inverse_softplus(variance.sqrt()))
@@ -240,11 +260,20 @@ def conjugate_fit(**settings) -> tuple[list[float], float]:
     """Means and variances of bias and weight, and the exact ELBO, after training."""
     torch.manual_seed(0)
     model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.5), prior=settings.pop("prior", Normal(1.0)))
-    defaults = {"epochs": 1500, "batch_size": 6, "learning_rate": 0.03, "schedule": sb.Schedule.COSINE, "initial_std": 0.3}
+    defaults = {
+        "epochs": 3000,
+        "batch_size": 6,
+        "learning_rate": 0.01,
+        "schedule": sb.Schedule.COSINE,
+        "initial_std": 0.3,
+    }
     posterior = sb.MeanField(**{**defaults, **settings}).fit(model, (X, Y))
-    (weight, bias), (weight_variance, bias_variance) = (t.double().tolist() for t in
-                                                        (posterior.distribution.mean, posterior.distribution.variance))  # fmt: skip
-    kl = sum(0.5 * (m * m + v - 1 - math.log(max(v, 1e-30))) for m, v in ((weight, weight_variance), (bias, bias_variance)))
+    weight, bias = posterior.distribution.mean.double().tolist()
+    weight_variance, bias_variance = posterior.distribution.variance.double().tolist()
+    kl = sum(
+        0.5 * (m * m + v - 1 - math.log(max(v, 1e-30)))
+        for m, v in ((weight, weight_variance), (bias, bias_variance))
+    )
     elbo = expected_log_likelihood(bias, weight, bias_variance, weight_variance) - kl
     return [bias, weight, bias_variance, weight_variance], elbo
 
@@ -260,9 +289,13 @@ def at_the_optimum(found: tuple[list[float], float]) -> bool:
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl": KL.MONTE_CARLO}, {"batch_size": 3, "epochs": 750}, {"kl": KL.BOUND}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kl": KL.MONTE_CARLO}, pytest.param({"batch_size": 3, "epochs": 1500}, marks=pytest.mark.slow)],
+)
 def test_mean_field_reaches_the_closed_form_optimum(settings):
-    assert at_the_optimum(conjugate_fit(**settings)), conjugate_fit(**settings)
+    found = conjugate_fit(**settings)
+    assert at_the_optimum(found), found
 
 
 def averaged(family, prior, mean, scale):
@@ -284,11 +317,11 @@ def reversed_kl(family, prior, mean, scale):
 
 
 MUTANTS = {
-    "averaged over entries": (averaged, {}),
-    "divided by the batches": (averaged, {"batch_size": 3, "epochs": 750}),
-    "missing log term": (without_log_term, {}),
-    "log term at half weight": (half_log_term, {}),
-    "KL(p||q)": (reversed_kl, {}),
+    "averaged over entries": (averaged, {"epochs": 600}),
+    "divided by the batches": (averaged, {"batch_size": 3, "epochs": 300}),
+    "missing log term": (without_log_term, {"epochs": 600}),
+    "log term at half weight": (half_log_term, {"epochs": 600}),
+    "KL(p||q)": (reversed_kl, {"epochs": 600}),
 }
 
 
@@ -296,11 +329,15 @@ MUTANTS = {
 def test_a_wrong_kl_misses_the_optimum(mutant, monkeypatch):
     gradient, settings = MUTANTS[mutant]
     monkeypatch.setattr(mean_field, "bound_gradient", gradient)
-    assert not at_the_optimum(conjugate_fit(**settings))
+    found = conjugate_fit(**{"learning_rate": 0.03, **settings})
+    assert not at_the_optimum(found)
+    assert abs(found[0][2] / BIAS_VARIANCE - 1) > 0.25  # far off, not just unfinished
 
 
 def test_a_mixture_of_equal_parts_is_the_normal_prior():
-    assert at_the_optimum(conjugate_fit(prior=ScaleMixture(std1=1.0, std2=1.0)))
+    mixture = conjugate_fit(prior=ScaleMixture(std1=1.0, std2=1.0), epochs=100)
+    normal = conjugate_fit(kl=KL.MONTE_CARLO, epochs=100)
+    assert mixture[0] == pytest.approx(normal[0], abs=1e-5)
 
 
 # Settings, starts, learned priors
@@ -384,7 +421,11 @@ def test_both_families_report_standard_deviations_of_one_size():
     for family in Family:
         model = sb.Model(nn.Linear(3, 2).double(), sb.Categorical())
         data = (torch.randn(6, 3), torch.arange(6) % 2)
-        stds.append(sb.MeanField(epochs=1, learning_rate=1e-12, family=family).fit(model, data).distribution.variance.sqrt())
+        stds.append(
+            sb.MeanField(epochs=1, learning_rate=1e-12, family=family)
+            .fit(model, data)
+            .distribution.variance.sqrt()
+        )
     gaussian, laplace = stds
     assert gaussian.shape == laplace.shape
 
@@ -407,7 +448,12 @@ def test_settings_are_checked(settings, words):
 
 
 @pytest.mark.parametrize(
-    ("prior", "kl"), [(ScaleMixture(), KL.CLOSED), (ScaleMixture(learned=True), KL.BOUND), (ScaleMixture(learned=True), KL.CLOSED)]
+    ("prior", "kl"),
+    [
+        (ScaleMixture(), KL.CLOSED),
+        (ScaleMixture(learned=True), KL.BOUND),
+        (ScaleMixture(learned=True), KL.CLOSED),
+    ],
 )
 def test_an_estimator_that_does_not_exist_is_refused_before_any_work(prior, kl):
     with pytest.raises(ValueError, match="monte_carlo"):

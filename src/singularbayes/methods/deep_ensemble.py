@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from ..distributions import MixtureDistribution, StoredDraws
 from ..model import Model
@@ -33,7 +33,7 @@ class Member(Protocol):
 
 
 def reinitialized(model: Model, seed: int) -> Model:
-    """The same model with its trained layers drawn anew by their own ``reset_parameters``; frozen tensors are kept.
+    """The same model, its trained layers drawn anew by their ``reset_parameters``; frozen tensors are kept.
 
     Warns:
         UserWarning: modules with parameters of their own that cannot be reset (named); they keep their start.
@@ -44,9 +44,9 @@ def reinitialized(model: Model, seed: int) -> Model:
     with forked(seed, "init"), torch.no_grad():
         for path, module in reversed(
             list(network.named_modules())
-        ):  # a parent's own start overrides its children's
+        ):  # a parent's start overrides its children's
             names = {_join(path, leaf) for leaf, _ in module.named_parameters()}
-            if not names & trained:
+            if not names & trained or isinstance(module, ParametrizationList):
                 continue
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             own = {_join(path, leaf) for leaf, _ in module.named_parameters(recurse=False)} & trained
@@ -61,8 +61,11 @@ def reinitialized(model: Model, seed: int) -> Model:
             if name not in renewed:
                 tensor.copy_(before[name])
     if stuck:
-        warnings.warn(f"{', '.join(reversed(stuck))} cannot be drawn anew (no reset_parameters(), or a parametrization): "
-                      f"every member starts from the same values there", stacklevel=2)  # fmt: skip
+        warnings.warn(
+            f"{', '.join(reversed(stuck))} cannot be drawn anew (no reset_parameters(), or a "
+            f"parametrization): every member starts from the same values there",
+            stacklevel=2,
+        )
     fresh = copy.copy(model)
     fresh.network = network
     return fresh
@@ -86,14 +89,15 @@ def _fit_member(
 
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble:
-    """``members`` independent fits of ``member``, each from its own initial weights and in its own data order.
+    """``members`` independent fits of ``member``, each from its own initial weights, in its own data order.
 
     Args:
         members: how many.
         member: the method of each; ``MeanField()`` gives a mixture of variational posteriors.
-        executor: any ``concurrent.futures.Executor`` to fit the members in; ``None`` fits them one after another.
-        reinitialize: draw each member's start anew; ``False`` starts all at ``model.network``'s weights (they then
-            differ by data order alone, which is usually too little).
+        executor: any ``concurrent.futures.Executor`` of processes to fit the members in; ``None`` fits them
+            one after another.
+        reinitialize: draw each member's start anew; ``False`` starts all at ``model.network``'s weights (they
+            then differ by data order alone, which is usually too little).
 
     Example:
         >>> import singularbayes as sb
@@ -114,8 +118,10 @@ class DeepEnsemble:
         if not hasattr(self.member, "fit"):
             raise TypeError(f"member must be a method such as MAP(), got {type(self.member).__name__}")
         if isinstance(self.executor, ThreadPoolExecutor):
-            raise TypeError("threads share torch's global random state, so members would not be reproducible; use a "
-                            "ProcessPoolExecutor")  # fmt: skip
+            raise TypeError(
+                "threads share torch's global random state, so members would not be reproducible; use a "
+                "ProcessPoolExecutor"
+            )
 
     def fit(
         self,
@@ -127,7 +133,7 @@ class DeepEnsemble:
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
     ) -> Posterior:
-        """Fit every member. Arguments and errors: see ``MAP.fit``; each member has a folder of its own in ``checkpoint``."""
+        """Fit every member. Arguments and errors: see ``MAP.fit``; each has a folder of its own there."""
         jobs = []
         for number in range(self.members):
             own = derive(seed, "member", number)

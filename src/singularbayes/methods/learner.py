@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Batches, Tensors, as_source, gather, to_device
 from ..distributions import StoredDraws
@@ -33,7 +33,7 @@ class Bound:
         self.network = model.copy_network().to(device).train()
         self.w = start[: self.layout.trained].clone()
         self.likelihood_numbers: dict[str, Tensor] = {}
-        for name, parameter in self.network.named_parameters():
+        for parameter in self.network.parameters():
             parameter.requires_grad_(False)
         for slot in self.layout.of_kind("belief", "point", "likelihood"):
             view, grad = (t[slot.start : slot.stop].view(slot.shape) for t in (self.w, gradient))
@@ -86,7 +86,7 @@ class Build(Protocol):
     """Makes a learner: first the length of its trained vector, then the learner itself."""
 
     def size(self, model: Model) -> int:
-        """Length of the trained vector; its first ``layout.trained`` entries match the network's parameters."""
+        """Length of the trained vector; it begins with the network's ``layout.trained`` parameters."""
         ...
 
     def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> Learner:
@@ -130,10 +130,10 @@ class BuildPoint:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Checked data on the training device."""
+    """Checked data on the training device; the validation data as inputs and labels."""
 
     train: Batches
-    validation: Tensors | None
+    validation: tuple[Any, Tensor] | None
 
 
 def prepare(
@@ -153,29 +153,32 @@ def prepare(
         else gather(as_source(validation, model.dtype, model.takes_integers)).to(device)
     )
     probe = model.copy_network().to(device).eval()
-    checked = []
-    for part in (source, held):
-        if not isinstance(part, Tensors):
-            if part is not None:
-                x, y = next(iter(part.epoch(2, 0, 0, shuffle=False)))
-                with torch.no_grad():
-                    model.likelihood.labels(model.outputs(probe, to_device(x, device)).shape, y)
-            checked.append(part)
-            continue
-        if part.y is None:
-            raise ValueError("training and validation data need labels: pass (X, y)")
-        two = Tensors(first_rows(part.x, 2), part.y[:2])
+    if isinstance(source, Tensors):
+        source = Tensors(source.x, _checked_labels(model, probe, source))
+    else:  # its labels are checked batch by batch; the first two rows tell whether the shapes fit
+        x, y = next(iter(source.epoch(2, 0, 0, shuffle=False)))
         with torch.no_grad():
-            shape = model.outputs(probe, two.x).shape
-        if len(shape) == 0 or shape[0] != two.num_data:
-            raise ValueError(f"the network gives outputs of shape {tuple(shape)} for {two.num_data} rows; the first axis "
-                             f"must be the batch")  # fmt: skip
-        y = model.likelihood.labels(torch.Size((part.num_data, *shape[1:])), part.y)
-        checked.append(Tensors(part.x, y.to(device)))
-    return Prepared(checked[0], checked[1])
+            model.likelihood.labels(model.outputs(probe, to_device(x, device)).shape, y)
+    return Prepared(source, None if held is None else (held.x, _checked_labels(model, probe, held)))
+
+
+def _checked_labels(model: Model, probe: nn.Module, data: Tensors) -> Tensor:
+    """The labels, checked against the shape of the network's outputs for two rows."""
+    if data.y is None:
+        raise ValueError("training and validation data need labels: pass (X, y)")
+    two = Tensors(first_rows(data.x, 2), data.y[:2])
+    with torch.no_grad():
+        shape = model.outputs(probe, two.x).shape
+    if len(shape) == 0 or shape[0] != two.num_data:
+        raise ValueError(
+            f"the network gives outputs of shape {tuple(shape)} for {two.num_data} rows; the first axis "
+            f"must be the batch"
+        )
+    return model.likelihood.labels(torch.Size((data.num_data, *shape[1:])), data.y).to(data.y.device)
 
 
 def first_rows(x: Any, rows: int) -> Any:
+    """The first rows of a tensor, or of a dict or tuple of tensors."""
     if isinstance(x, dict):
         return {key: value[:rows] for key, value in x.items()}
     return tuple(value[:rows] for value in x) if isinstance(x, tuple) else x[:rows]

@@ -2,8 +2,8 @@
 
     minimise  mean batch NLL - (T / N) log p(w)
 
-``temperature=0`` is maximum likelihood. The posterior is one atom: its epistemic uncertainty is 0. Not an inference
-method; the start of many.
+``temperature=0`` is maximum likelihood. The posterior is one atom: its epistemic uncertainty is 0. Not an
+inference method; the start of many.
 
 References:
     MacKay 1992, "A practical Bayesian framework for backpropagation networks", eq. 2.
@@ -65,5 +65,14 @@ class MAP(Training):
             ValueError: bad data or settings. TrainingDiverged: the loss became nan.
         """
         facts = {"method": type(self).__name__, "numbers": model.layout.trained}
-        return fit_learner(model, self, BuildPoint(), train, validation, seed=seed, checkpoint=checkpoint, progress=progress,
-                     facts=facts)  # fmt: skip
+        return fit_learner(
+            model,
+            self,
+            BuildPoint(),
+            train,
+            validation,
+            seed=seed,
+            checkpoint=checkpoint,
+            progress=progress,
+            facts=facts,
+        )

@@ -1,8 +1,8 @@
 """Monte Carlo dropout: train with dropout, predict with it; one mask per posterior draw.
 
-The network's own ``nn.Dropout`` modules say where and how strongly. In prediction each becomes a named mask that is drawn
-once per draw and shared by all inputs, so a draw is one function; each input's predictive is the same as with
-per-example masks. Nothing else is in train mode: BatchNorm uses its running statistics.
+The network's own ``nn.Dropout`` modules say where and how strongly. In prediction each becomes a named mask
+that is drawn once per draw and shared by all inputs, so a draw is one function; each input's predictive is
+the same as with per-example masks. Nothing else is in train mode: BatchNorm uses its running statistics.
 
 References:
     Gal and Ghahramani 2016, arXiv 1506.02142, eq. 6 to 8.
@@ -47,8 +47,10 @@ def mask_shapes(network: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
             if isinstance(own, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 shape = (shape[0], *[1] * (len(shape) - 1))
             if path in shapes:
-                raise ValueError(f"dropout module {path} is used at more than one place of the forward pass (activations of "
-                                 f"shapes {shapes[path]} and {shape}); use one module for each place")  # fmt: skip
+                raise ValueError(
+                    f"dropout module {path} is used at more than one place of the forward pass (activations "
+                    f"of shapes {shapes[path]} and {shape}); use one module for each place"
+                )
             shapes[path] = shape
 
         handles.append(module.register_forward_hook(note))
@@ -111,17 +113,31 @@ class MCDropout(Training):
         """Train with dropout. Arguments and errors: see ``MAP.fit``."""
         active = [n for n, m in model.network.named_modules() if isinstance(m, _DROPOUT) and m.p > 0]
         if not active:
-            raise ValueError("MCDropout needs a network with nn.Dropout modules and p > 0; this one has none. Add "
-                             "nn.Dropout(0.1) after the hidden activations")  # fmt: skip
-        if any(model.network.get_submodule(n).p == 1 for n in active):  # type: ignore[union-attr]
+            raise ValueError(
+                "MCDropout needs a network with nn.Dropout modules and p > 0; this one has none. Add "
+                "nn.Dropout(0.1) after the hidden activations"
+            )
+        if any(model.network.get_submodule(n).p == 1 for n in active):
             raise ValueError("a dropout module with p = 1 drops everything; use p below 1")
         hidden = _hidden_dropout(model.network)
         if hidden:
-            warnings.warn(f"dropout inside {', '.join(hidden)} is used in training but is off in prediction: it cannot be "
-                          f"drawn as a named mask", stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"dropout inside {', '.join(hidden)} is used in training but is off in prediction: it cannot "
+                f"be drawn as a named mask",
+                stacklevel=2,
+            )
         facts = {"method": type(self).__name__, "numbers": model.layout.trained}
-        fitted = fit_learner(model, self, BuildPoint(), train, validation, seed=seed, checkpoint=checkpoint, progress=progress,
-                       facts=facts)  # fmt: skip
+        fitted = fit_learner(
+            model,
+            self,
+            BuildPoint(),
+            train,
+            validation,
+            seed=seed,
+            checkpoint=checkpoint,
+            progress=progress,
+            facts=facts,
+        )
         x, _ = next(iter(as_source(train, model.dtype, model.takes_integers).epoch(2, 0, 0, shuffle=False)))
         return with_masks(fitted, to_device(x, fitted.device))
 

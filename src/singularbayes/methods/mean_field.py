@@ -2,7 +2,8 @@
 
     minimise  E_q[mean batch NLL] + (T / N) KL(q || p),    q = prod_i Normal(mean_i, softplus(rho_i)^2)
 
-One draw of all weights a step. With ``w = mean + sigma eps``, ``g`` the gradient of the mean NLL at ``w`` and ``c = T / N``,
+One draw of all weights a step. With ``w = mean + sigma eps``, ``g`` the gradient of the mean NLL at ``w`` and
+``c = T / N``,
 
     g_mean = g + c s(w),    g_rho = ((g + c s(w)) eps - c / sigma) (1 - exp(-sigma)),    s = -d log p / d w
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ def inverse_softplus(std: Tensor) -> Tensor:
 
 
 def initial_scales(model: Model, start: Tensor, relative: float) -> Tensor:
-    """``relative`` times the root mean square of each tensor, or of its module's largest where a tensor is all zero."""
+    """``relative`` times each tensor's root mean square; all zero, it takes its module's largest (or 1)."""
     scales = torch.empty(model.layout.belief, dtype=start.dtype, device=start.device)
     rms = {
         s.name: start[s.start : s.stop].square().mean().sqrt().item()
@@ -51,10 +52,7 @@ def initial_scales(model: Model, start: Tensor, relative: float) -> Tensor:
         own = rms[slot.name]
         if own == 0:
             module = slot.name.rpartition(".")[0]
-            own = (
-                max((value for name, value in rms.items() if name.rpartition(".")[0] == module), default=0.0)
-                or 1.0
-            )
+            own = max(value for name, value in rms.items() if name.rpartition(".")[0] == module) or 1.0
         scales[slot.start : slot.stop] = relative * own
     return scales
 
@@ -96,8 +94,10 @@ class MeanFieldLearner:
         """The blocks with their priors as they stand now."""
         if not self.learned:
             return self.estimators
-        current = {block.start: prior.with_unconstrained(self._prior_numbers(self.vector, i))
-                   for i, (block, prior) in enumerate(self.learned)}  # fmt: skip
+        current = {
+            block.start: prior.with_unconstrained(self._prior_numbers(self.vector, i))
+            for i, (block, prior) in enumerate(self.learned)
+        }
         return [(block, current.get(block.start, prior), kl) for block, prior, kl in self.estimators]
 
     @torch.no_grad()
@@ -118,13 +118,12 @@ class MeanFieldLearner:
         if weight == 0:
             torch.mul(self.g, self.noise, out=self.g_rho).mul_(slope).neg_()
             return
-        for index, (block, prior, kl) in enumerate(self._priors()):
+        for block, prior, kl in self._priors():
             self._finish_block(block, prior, kl, weight, slope)
             if _is_learned(prior):
                 number = [b.start for b, _ in self.learned].index(block.start)
                 pull = prior.unconstrained_gradient(self.weights[block]).mul_(weight)
                 self._prior_numbers(self.gradient, number).copy_(pull)
-            del index
 
     def _finish_block(self, block: slice, prior: BlockPrior, kl: KL, weight: float, slope: Tensor) -> None:
         g, g_rho, sigma, slope = self.g[block], self.g_rho[block], self.sigma[block], slope[block]
@@ -161,7 +160,7 @@ class MeanFieldLearner:
         return DiagonalGaussian(row, scale) if self.family is Family.GAUSSIAN else DiagonalLaplace(row, scale)
 
 
-def _is_learned(prior: Any) -> bool:
+def _is_learned(prior: BlockPrior) -> TypeGuard[ScaleMixture]:
     return isinstance(prior, ScaleMixture) and prior.learned
 
 
@@ -184,13 +183,15 @@ class BuildMeanField:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanField(Training):
-    """Mean-field VI (Bayes by Backprop); on ``sb.factorize``'s network the singular posterior of arXiv 2602.00387.
+    """Mean-field VI (Bayes by Backprop).
+
+    On ``sb.factorize``'s network it is the singular posterior of arXiv 2602.00387.
 
     It starts at the weights of ``model.network``. Other fields: see ``Training``.
 
     Args:
-        kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any prior),
-            ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo.
+        kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any
+            prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo.
         kl_start: epochs without KL at the start.
         kl_full: epoch at which the KL's weight has grown to its full size, in a line from ``kl_start``.
         family: ``gaussian`` or ``laplace`` q.
@@ -265,5 +266,15 @@ class MeanField(Training):
             self.estimator(prior)  # refused before any work
         layout = model.layout
         facts = {"method": type(self).__name__, "numbers": layout.trained + layout.belief}
-        return fit_learner(model, self, BuildMeanField(self), train, validation, seed=seed, checkpoint=checkpoint,
-                     progress=progress, validation_draws=self.validation_draws, facts=facts)  # fmt: skip
+        return fit_learner(
+            model,
+            self,
+            BuildMeanField(self),
+            train,
+            validation,
+            seed=seed,
+            checkpoint=checkpoint,
+            progress=progress,
+            validation_draws=self.validation_draws,
+            facts=facts,
+        )

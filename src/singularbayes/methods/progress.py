@@ -13,12 +13,12 @@ __all__ = ["Progress", "shown"]
 
 @runtime_checkable
 class Progress(Protocol):
-    """Told after every epoch; ``facts`` hold the epoch's loss and, where there is one, the validation loss."""
+    """Told after every epoch; ``facts`` hold its loss and, where there is one, the validation loss."""
 
-    def __call__(self, epoch: int, epochs: int, facts: dict[str, float]) -> None: ...
+    def __call__(self, epoch: int, epochs: int, facts: dict[str, float], /) -> None: ...
 
 
-def _silent(epoch: int, epochs: int, facts: dict[str, float]) -> None:
+def _silent(_epoch: int, _epochs: int, _facts: dict[str, float]) -> None:
     return None
 
 
@@ -58,7 +58,7 @@ def shown(label: str, epochs: int, show: bool | None) -> Iterator[Progress]:
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=epochs, words="")
 
-        def update(epoch: int, epochs: int, facts: dict[str, float]) -> None:
+        def update(epoch: int, _epochs: int, facts: dict[str, float]) -> None:
             bar.update(task, completed=epoch, words=_words(facts))
 
         yield update

@@ -1,19 +1,20 @@
 """The one training loop: any learner, any data, one flat vector of trained numbers.
 
-Training runs on a private copy of the network whose parameters are views of one flat ``w`` and whose gradients are
-views of one flat ``g``. A *learner* (point estimate, mean field, ...) says what the trained vector is, writes a draw
-into ``w`` before each step and turns ``g`` into the vector's gradient after it. The objective is everywhere
+Training runs on a private copy of the network whose parameters are views of one flat ``w`` and whose
+gradients are views of one flat ``g``. A *learner* (point estimate, mean field, ...) says what the trained
+vector is, writes a draw into ``w`` before each step and turns ``g`` into the vector's gradient after it. The
+objective is everywhere
 
     mean batch NLL + (temperature / N) * KL,        KL a sum in nats, N the number of training examples.
 
-Every random number of an epoch follows from ``(seed, epoch)``; so a run that was killed goes on to the same numbers.
+Every random number of an epoch follows from ``(seed, epoch)``; so a run that was killed goes on to the same
+numbers (:mod:`.resume`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -25,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checkpoint as files
 from ..data import Tensors, to_device
 from ..functions import call, evaluate, way_for
 from ..model import Model
 from ..posterior import Posterior
 from ..random import forked, generator
+from . import resume
 from .learner import Bound, Build, Prepared, first_rows, prepare
 from .progress import Progress, shown
 
@@ -50,8 +51,12 @@ class Schedule(StrEnum):
         return 1.0 if self is Schedule.CONSTANT else 0.5 * (1 + math.cos(math.pi * progress))
 
 
-class TrainingDiverged(FloatingPointError):
-    """The loss became nan or infinite; ``posterior`` holds the last good state (the end of the epoch before)."""
+class TrainingDiverged(FloatingPointError):  # noqa: N818 - public; it names what happened
+    """The loss became nan or infinite.
+
+    Attributes:
+        posterior: the last good state, from the end of the epoch before.
+    """
 
     def __init__(self, message: str, posterior: Posterior) -> None:
         super().__init__(message)
@@ -103,18 +108,6 @@ def _start(model: Model, device: torch.device) -> Tensor:
     return model.layout.flatten(model.network, model.likelihood.parameters).to(device)
 
 
-@dataclass
-class State:
-    """What goes on from epoch to epoch, and into a checkpoint."""
-
-    epoch: int = 0
-    best_epoch: int = 0
-    best_loss: float = math.inf
-    seconds: float = 0.0
-    stopped: bool = False
-    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
-
-
 class Run:
     """One fit in progress."""
 
@@ -132,7 +125,7 @@ class Run:
             [vector], lr=settings.learning_rate, fused=vector.dtype in (torch.float32, torch.float64)
         )
         self.forward: Any = torch.compile(self.bound.network) if settings.compile else self.bound.network
-        self.state = State()
+        self.state = resume.State()
         self.good = self.snapshot()
         self.best: dict[str, Tensor] | None = None
 
@@ -162,29 +155,32 @@ class Run:
         total, seen, step = 0.0, 0, 0
         checked = isinstance(self.data.train, Tensors)
         with forked(self.seed, "forward", number, device=self.device), self._train_mode():
-            for x, y in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
-                rows = len(y)
-                if not checked:
-                    x, y = to_device(x, self.device), y.to(self.device)
-                    y = self.model.likelihood.labels(_output_shape(self.model, self.bound.network, x), y)
+            for inputs, labels in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
+                rows = len(labels)
+                x, y = (inputs, labels) if checked else self._checked(inputs, labels)
                 progress = number + seen / count
                 self._set_rate(min(progress / settings.epochs, 1.0))
                 loss = self.step(x, y, weight, progress, noise).item()
                 if not math.isfinite(loss):
-                    raise _NotFinite(step)
+                    raise _NotFiniteError(step)
                 total += loss * rows
                 seen += rows
                 step += 1
         if not bool(torch.isfinite(self.learner.vector).all()):  # the last step's gradient was not finite
-            raise _NotFinite(step - 1)
+            raise _NotFiniteError(step - 1)
         nll = total / seen
         return {"nll": nll, "objective": nll + weight * self.learner.regulariser()}
 
+    def _checked(self, inputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
+        """A batch of a user's loader, on the device, its labels checked."""
+        x = to_device(inputs, self.device)
+        shape = _output_shape(self.model, self.bound.network, x)
+        return x, self.model.likelihood.labels(shape, labels.to(self.device))
+
     def _set_rate(self, progress: float) -> None:
-        if self.settings.schedule is not Schedule.CONSTANT:
-            self.adam.param_groups[0]["lr"] = self.settings.learning_rate * self.settings.schedule.factor(
-                progress
-            )
+        schedule = self.settings.schedule
+        if schedule is not Schedule.CONSTANT:
+            self.adam.param_groups[0]["lr"] = self.settings.learning_rate * schedule.factor(progress)
 
     @contextlib.contextmanager
     def _train_mode(self) -> Iterator[None]:
@@ -194,13 +190,10 @@ class Run:
         self.bound.network.eval()
 
     @torch.no_grad()
-    def validation_loss(self, draws: int) -> float:
-        """Mean NLL of the predictive mixture on the validation data."""
-        held = self.data.validation
-        assert held is not None and held.y is not None  # asked only when there is one
-        posterior = self.posterior({})
-        predictive = posterior.predict(held.x, draws=draws, seed=self.state.epoch)
-        return -predictive.log_prob(held.y).double().mean().item()
+    def validation_loss(self, x: Any, y: Tensor, draws: int) -> float:
+        """Mean NLL of the predictive mixture on validation data."""
+        predictive = self.posterior({}).predict(x, draws=draws, seed=self.state.epoch)
+        return -predictive.log_prob(y).double().mean().item()
 
     # Snapshots
 
@@ -225,7 +218,7 @@ class Run:
         if adam:
             device = self.learner.vector.device
             self.adam.state[self.learner.vector] = {
-                n: t.to(device) if n != "step" else t for n, t in adam.items()
+                name: tensor if name == "step" else tensor.to(device) for name, tensor in adam.items()
             }
 
     def posterior(self, info: dict[str, Any]) -> Posterior:
@@ -240,7 +233,7 @@ class Run:
         return Posterior(network, distribution, self.model.likelihood, self.model.layout, info)
 
 
-class _NotFinite(Exception):
+class _NotFiniteError(Exception):
     def __init__(self, step: int) -> None:
         super().__init__()
         self.step = step
@@ -288,15 +281,17 @@ def fit_learner(
         ValueError: bad data, or a checkpoint of another fit.
     """
     device = torch.device(settings.device) if settings.device else model.device
-    run = Run(
-        model, settings, build, prepare(model, settings.patience, data, validation, device), device, seed
-    )
+    prepared = prepare(model, settings.patience, data, validation, device)
+    run = Run(model, settings, build, prepared, device, seed)
     folder = None if checkpoint is None else Path(checkpoint)
-    print_of_fit = _fingerprint(settings, run, seed)
-    if folder is not None and (folder / "training.json").is_file():
-        _resume(run, folder, print_of_fit)
+    # A constant learning rate does not look ahead: such a fit may go on to more epochs.
+    free = ("epochs", "device") if settings.schedule is Schedule.CONSTANT else ("device",)
+    mark = resume.fingerprint(settings, free, model, prepared, run.good["vector"], seed)
+    if folder is not None and resume.exists(folder):
+        run.state, run.good, run.best = resume.read(folder, mark)
+        run.restore(run.good)
     with shown(facts["method"], settings.epochs, progress) as display:
-        _epochs(run, folder, print_of_fit, validation_draws, display, facts)
+        _epochs(run, folder, mark, validation_draws, display, facts)
     if run.best is not None:
         run.restore(run.best)
     posterior = run.posterior(_info(run, facts))
@@ -307,7 +302,7 @@ def fit_learner(
 def _epochs(
     run: Run,
     folder: Path | None,
-    print_of_fit: str,
+    mark: str,
     validation_draws: int,
     display: Progress,
     facts: dict[str, Any],
@@ -318,15 +313,17 @@ def _epochs(
         began = time.perf_counter()
         try:
             record = run.epoch()
-        except _NotFinite as failure:
+        except _NotFiniteError as failure:
             run.restore(run.good)
-            raise TrainingDiverged(
-                f"the loss became nan or infinite in epoch {state.epoch + 1}, step {failure.step + 1}; the state at the end of "
-                f"epoch {state.epoch} is kept in this error's .posterior. Lower learning_rate (now {settings.learning_rate}), "
-                f"or check the scale of inputs and labels", run.posterior(_info(run, facts))) from None  # fmt: skip
+            message = (
+                f"the loss became nan or infinite in epoch {state.epoch + 1}, step {failure.step + 1}; the "
+                f"state at the end of epoch {state.epoch} is kept in this error's .posterior. Lower "
+                f"learning_rate (now {settings.learning_rate}), or check the scale of inputs and labels"
+            )
+            raise TrainingDiverged(message, run.posterior(_info(run, facts))) from None
         state.epoch += 1
         if run.data.validation is not None:
-            record["validation_nll"] = run.validation_loss(validation_draws)
+            record["validation_nll"] = run.validation_loss(*run.data.validation, validation_draws)
             if record["validation_nll"] < state.best_loss:
                 state.best_loss, state.best_epoch = record["validation_nll"], state.epoch
                 if settings.patience is not None:
@@ -339,7 +336,7 @@ def _epochs(
         display(state.epoch, settings.epochs, record)
         last = state.epoch == settings.epochs or state.stopped
         if folder is not None and (last or time.monotonic() - saved > _CHECKPOINT_SECONDS):
-            _save(run, folder, print_of_fit)
+            resume.save(folder, mark, state, run.good, run.best)
             saved = time.monotonic()
 
 
@@ -351,8 +348,16 @@ def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         if f.name != "executor"
     }
     kept = state.best_epoch if run.best is not None else state.epoch
-    return {**facts, "seconds": state.seconds, "epochs": state.epoch, "kept_epoch": kept, "seed": run.seed,
-            "num_data": run.data.train.num_data, "settings": settings, "history": list(state.history)}  # fmt: skip
+    return {
+        **facts,
+        "seconds": state.seconds,
+        "epochs": state.epoch,
+        "kept_epoch": kept,
+        "seed": run.seed,
+        "num_data": run.data.train.num_data,
+        "settings": settings,
+        "history": list(state.history),
+    }
 
 
 def _warn_if_degenerate(run: Run) -> None:
@@ -362,53 +367,3 @@ def _warn_if_degenerate(run: Run) -> None:
     with torch.no_grad():
         outputs = evaluate(network, run.model.layout, row, to_device(x, run.device), way_for(network))[0]
     run.model.likelihood.warn_if_degenerate(outputs, run.bound.likelihood_numbers)
-
-
-# Checkpoints
-
-
-def _fingerprint(settings: Training, run: Run, seed: int) -> str:
-    """What must be equal for a checkpoint to be of the same fit: all settings but the number of epochs, seed, data, start."""
-    own = {
-        f.name: str(getattr(settings, f.name))
-        for f in dataclasses.fields(settings)
-        if f.name not in ("epochs", "device")
-    }
-    if settings.schedule is not Schedule.CONSTANT:
-        own["epochs"] = str(settings.epochs)
-    digest = hashlib.sha256()
-    digest.update(
-        repr((type(settings).__name__, sorted(own.items()), seed, run.data.train.num_data)).encode()
-    )
-    digest.update(repr([(s.name, s.shape, s.kind) for s in run.model.layout.slots]).encode())
-    digest.update(repr((run.model.prior, run.model.likelihood)).encode())
-    digest.update(run.good["vector"].double().cpu().numpy().tobytes())
-    if isinstance(run.data.train, Tensors):
-        for part in (run.data.train.x, run.data.train.y):
-            if isinstance(part, Tensor):
-                digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _save(run: Run, folder: Path, print_of_fit: str) -> None:
-    tensors = {f"now.{name}": t for name, t in run.good.items()}
-    tensors |= {f"best.{name}": t for name, t in (run.best or {}).items()}
-    files.write_pair(
-        folder,
-        "training",
-        tensors,
-        {"fit": print_of_fit, **dataclasses.asdict(run.state), "best_loss": str(run.state.best_loss)},
-    )
-
-
-def _resume(run: Run, folder: Path, print_of_fit: str) -> None:
-    tensors, content = files.read_pair(folder, "training")
-    if content.pop("fit") != print_of_fit:
-        raise ValueError(f"{folder} holds a checkpoint of another fit (settings, data, seed or start differ); choose "
-                         f"another folder or remove it")  # fmt: skip
-    content["best_loss"] = float(content["best_loss"])
-    run.state = State(**content)
-    run.good = {name.removeprefix("now."): t for name, t in tensors.items() if name.startswith("now.")}
-    best = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
-    run.best = best or None
-    run.restore(run.good)

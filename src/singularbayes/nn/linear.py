@@ -6,6 +6,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from numbers import Integral
@@ -27,13 +28,16 @@ def check_rank(
         raise TypeError(f"{where}: rank must be an integer, got {type(rank).__name__} {rank!r}")
     limit = min(out_features, in_features)
     if not 1 <= rank <= limit:
-        raise ValueError(f"{where}: rank {rank} is outside 1..{limit}, the smaller side of the "
-                         f"{out_features} x {in_features} weight")  # fmt: skip
+        raise ValueError(
+            f"{where}: rank {rank} is outside 1..{limit}, the smaller side of the "
+            f"{out_features} x {in_features} weight"
+        )
     if rank * (out_features + in_features) >= out_features * in_features:
-        warnings.warn(f"{where}: rank {rank} saves no parameters for a {out_features} x {in_features} "
-                      f"weight; it does below "
-                      f"{out_features * in_features / (out_features + in_features):.1f}",
-                      stacklevel=stacklevel)  # fmt: skip
+        warnings.warn(
+            f"{where}: rank {rank} saves no parameters for a {out_features} x {in_features} weight; it does "
+            f"below {out_features * in_features / (out_features + in_features):.1f}",
+            stacklevel=stacklevel,
+        )
 
 
 _WIDE = 2**16  # entries of W from which the order of the products outweighs a Python function's overhead
@@ -42,8 +46,8 @@ _WIDE = 2**16  # entries of W from which the order of the products outweighs a P
 class _Product(torch.autograd.Function):
     """``x B A^T + bias`` with every product arranged so that the rank is the long-stride side of its result.
 
-    The same numbers as ``F.linear(x @ B, A, bias)`` up to rounding; on CPU 1.3 to 1.7 times as fast for wide layers,
-    forward and backward (``benchmarks/steps.py``).
+    The same numbers as ``F.linear(x @ B, A, bias)`` up to rounding; on CPU 1.3 to 1.7 times as fast for wide
+    layers, forward and backward (``benchmarks/steps.py``).
     """
 
     generate_vmap_rule = True
@@ -54,14 +58,19 @@ class _Product(torch.autograd.Function):
         return torch.mm(reduced.T, a.T) if bias is None else torch.addmm(bias, reduced.T, a.T)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        output: Tensor,  # noqa: ARG004 - torch's signature
+    ) -> None:
         x, a, b, bias = inputs
         ctx.save_for_backward(x, a, b)
         ctx.save_for_forward(x, a, b)
         ctx.has_bias = bias is not None
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = grad_outputs
         x, a, b = ctx.saved_tensors
         wants_x, wants_a, wants_b, wants_bias = ctx.needs_input_grad
         reduced = torch.mm(a.T, gradient.T)  # (r, batch)
@@ -71,17 +80,16 @@ class _Product(torch.autograd.Function):
         return by_x, by_a, by_b, gradient.sum(0) if wants_bias else None
 
     @staticmethod
-    def jvp(
-        ctx: Any, dx: Tensor | None, da: Tensor | None, db: Tensor | None, dbias: Tensor | None
-    ) -> Tensor:
+    def jvp(ctx: Any, *grad_inputs: Tensor | None) -> Tensor:
+        dx, da, db, dbias = grad_inputs
         x, a, b = ctx.saved_tensors
         terms = [
             None if dx is None else torch.mm(torch.mm(dx, b), a.T),
             None if da is None else torch.mm(torch.mm(x, b), da.T),
             None if db is None else torch.mm(torch.mm(x, db), a.T),
+            dbias,
         ]
-        total = sum(term for term in terms if term is not None)
-        return total if dbias is None else total + dbias
+        return functools.reduce(torch.add, [term for term in terms if term is not None])
 
 
 class LowRankLinear(nn.Module):
@@ -128,7 +136,7 @@ class LowRankLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Gaussian factors of std ``(2 / (fan_in r)) ** (1/4)``: the product has He variance ``2 / fan_in``."""
+        """Gaussian factors of std ``(2 / (fan_in r))^(1/4)``: the product has He variance ``2 / fan_in``."""
         std = (2 / (self.in_features * self.rank)) ** 0.25
         self.A.normal_(0, std)
         self.B.normal_(0, std)
@@ -150,8 +158,8 @@ class LowRankLinear(nn.Module):
             ValueError: another shape, or a bias for a layer without one.
         """
         if tuple(weight.shape) != (self.out_features, self.in_features):
-            raise ValueError(f"weight has shape {tuple(weight.shape)}, this layer needs "
-                             f"{(self.out_features, self.in_features)}")  # fmt: skip
+            needed = (self.out_features, self.in_features)
+            raise ValueError(f"weight has shape {tuple(weight.shape)}, this layer needs {needed}")
         if bias is not None and self.bias is None:
             raise ValueError("this layer has no bias; make it with bias=True to keep the given one")
         u, s, vh = torch.linalg.svd(weight.detach().double(), full_matrices=False)
@@ -180,5 +188,5 @@ class LowRankLinear(nn.Module):
         return torch.baddbmm(bias, h, self.A.mT) if h.dim() == self.A.dim() == 3 else h @ self.A.mT + bias
 
     def extra_repr(self) -> str:
-        return (f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, "
-                f"bias={self.bias is not None}")  # fmt: skip
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}"
+        return f"{sizes}, bias={self.bias is not None}"

@@ -1,9 +1,20 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
 from . import digits, icu, sine
+from .folder import RunFolder, open_folder, slug, write_report
 from .recipe import Plan, Recipe, Run
-from .running import RunFolder, run_recipe
+from .running import run_recipe
 
 ALL: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits, sine, icu)}
 
-__all__ = ["ALL", "Plan", "Recipe", "Run", "RunFolder", "run_recipe"]
+__all__ = [
+    "ALL",
+    "Plan",
+    "Recipe",
+    "Run",
+    "RunFolder",
+    "open_folder",
+    "run_recipe",
+    "slug",
+    "write_report",
+]

@@ -1,6 +1,7 @@
-"""``icu``: death in hospital from the first 48 hours (PhysioNet 2012), the open stand-in for the paper's MIMIC-III.
+"""``icu``: death in hospital from the first 48 hours (PhysioNet 2012).
 
-Net 44-128-128-1, ranks 15/15/1, as in arXiv 2602.00387. The data lie in a folder of the user's (``--data``).
+The data are the open stand-in for the paper's MIMIC-III; they lie in a folder of the user's (``--data``). Net
+44-128-128-1, ranks 15/15/1, as in arXiv 2602.00387.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def dropped() -> nn.Module:
     return mlp(*SIZES, dropout=0.2)
 
 
-def load(folder: Path | None, seed: int) -> Splits:
+def load(folder: Path | None, _seed: int) -> Splits:
     """The splits from the folder that ``--data`` names."""
     if folder is None:
-        raise ValueError("the icu recipe reads PhysioNet's data from a folder of yours: add --data FOLDER "
-                         "(python -m singularbayes.recipes.data.icu_summary says how to make it)")  # fmt: skip
+        raise ValueError(
+            "the icu recipe reads PhysioNet's data from a folder of yours: add --data FOLDER "
+            "(python -m singularbayes.recipes.data.icu_summary says how to make it)"
+        )
     return icu.load(folder)
 
 
@@ -51,7 +54,8 @@ _FIELD = {"epochs": 256, "batch_size": 64, "temperature": 32.0}
 RECIPE = Recipe(
     name="icu",
     title="ICU mortality: whom does the model not know?",
-    what="death in hospital from 44 measurements of the first 48 hours; cardiac surgery held out (near), permuted (far)",
+    what="death in hospital from 44 measurements of the first 48 hours; cardiac surgery held out (near), "
+    "permuted (far)",
     load=load,
     likelihood=Bernoulli(),
     plans={

@@ -57,10 +57,13 @@ def _distance(splits: Splits, runs: Mapping[str, Run]) -> Panel:
         for name, run in runs.items()
         if run.posterior.distribution.support != 1
     }
+    caption = (
+        "A line that rises says 'I know less out here'; a flat or falling line does not notice how far it "
+        f"is. Distance: mean to the {_NEIGHBOURS} nearest training cases, test and unfamiliar cases together."
+    )
     return Panel(
         title="Uncertainty against distance from the training data",
-        caption="A line that rises says 'I know less out here'; a flat or falling line does not notice how far it is. "
-        f"Distance: mean to the {_NEIGHBOURS} nearest training cases, test and unfamiliar cases together.",
+        caption=caption,
         figure=uncertainty_by_distance(distance, uncertainty, label="epistemic uncertainty (first seed)"),
     )
 
@@ -75,10 +78,8 @@ def _correlation(runs: Mapping[str, Run]) -> list[Panel]:
                 matrices[name] = matrix
     if not matrices:
         return []
-    figure = correlation_pictures(matrices)
-    return [Panel(
-        title="Correlation of weights",
-        caption="4 x 12 entries of one hidden weight matrix, row by row. A full-rank diagonal posterior has none; low-rank "
-        "factors tie entries of one row (blocks) and of one column (stripes), and nothing else.",
-        figure=figure,
-    )]  # fmt: skip
+    caption = (
+        "4 x 12 entries of one hidden weight matrix, row by row. A full-rank diagonal posterior has none; "
+        "low-rank factors tie entries of one row (blocks) and of one column (stripes), and nothing else."
+    )
+    return [Panel(title="Correlation of weights", caption=caption, figure=correlation_pictures(matrices))]

@@ -1,7 +1,11 @@
-"""What a recipe is: data, networks, settings. It has no loop of its own: :mod:`.running` runs every recipe."""
+"""What a recipe is: data, networks, settings.
+
+It has no loop of its own: :mod:`.running` runs every recipe.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +87,7 @@ class Recipe:
 def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """A plain multilayer perceptron, with dropout after each hidden activation if asked."""
     layers: list[nn.Module] = []
-    for m, n in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for m, n in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(m, n), activation()]
         if dropout:
             layers.append(nn.Dropout(dropout))

@@ -16,57 +16,30 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import nn
 
 from .. import checkpoint
-from ..diagnosis import diagnose
 from ..evaluation import Evaluation, evaluate
 from ..posterior import load
 from ..random import forked
-from ..report import Entry, Report, standard_panels, write
 from .data.splits import Splits
+from .folder import RunFolder, open_folder, results_table, slug, write_report
 from .recipe import Plan, Recipe, Run
 
-__all__ = ["RunFolder", "results_table", "run_recipe"]
+__all__ = ["RunFolder", "open_folder", "results_table", "run_recipe"]
 
 Say = Callable[[str], None]
-
-
-def slug(name: str) -> str:
-    """A folder name for a method's name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """A folder of finished jobs of one recipe."""
-
-    path: Path
-    recipe: Recipe
-    runs: tuple[Run, ...]
-    about: Mapping[str, Any]
-
-    def of(self, name: str) -> tuple[Run, ...]:
-        """The runs of one method, by seed."""
-        return tuple(run for run in self.runs if run.name == name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Method names, in the recipe's order."""
-        return tuple(dict.fromkeys(run.name for run in self.runs))
 
 
 def run_recipe(
@@ -80,7 +53,7 @@ def run_recipe(
     bootstrap: int = 1000,
     resume: bool = False,
     command: str = "",
-    say: Say = lambda text: None,
+    say: Say = lambda _text: None,
 ) -> RunFolder:
     """Run a recipe's plans for every seed; the folder and ``report.html`` in it are the result.
 
@@ -111,13 +84,12 @@ def run_recipe(
     out.mkdir(parents=True, exist_ok=True)
     about = _about(recipe, command, seeds, data)
     checkpoint.write_json(out / "run.json", about)
-    runs = []
-    for seed in range(seeds):
-        for name, plan in plans.items():
-            runs.append(
-                _job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap, say)
-            )  # noqa: PERF401
-    folder = RunFolder(out, recipe, tuple(runs), about)
+    runs = tuple(
+        _job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap, say)
+        for seed in range(seeds)
+        for name, plan in plans.items()
+    )
+    folder = RunFolder(out, recipe, runs, about)
     results_table(folder).to_csv(out / "results.csv", index=False)
     write_report(folder, splits[0])
     return folder
@@ -131,10 +103,9 @@ def _chosen(recipe: Recipe, methods: Sequence[str] | None) -> list[str]:
         exact = [name for name in recipe.plans if slug(name) == slug(asked)]
         hits = exact or [name for name in recipe.plans if slug(asked) in slug(name)]
         if len(hits) != 1:
+            fault = "is not unique" if hits else "is no plan"
             known = ", ".join(slug(name) for name in recipe.plans)
-            raise ValueError(
-                f"method {asked!r} {'is no plan' if not hits else 'is not unique'} in recipe {recipe.name}; known: {known}"
-            )
+            raise ValueError(f"method {asked!r} {fault} in recipe {recipe.name}; known: {known}")
         chosen += hits
     return [name for name in recipe.plans if name in chosen]
 
@@ -162,46 +133,29 @@ def _check_fields(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> No
     }
     for key in overrides:
         if key not in fields:
-            raise ValueError(
-                f"no chosen method has a field {key!r}; known: {', '.join(sorted(fields - {'executor', 'member'}))}"
-            )
+            known = ", ".join(sorted(fields - {"executor", "member"}))
+            raise ValueError(f"no chosen method has a field {key!r}; known: {known}")
 
 
 def _about(recipe: Recipe, command: str, seeds: int, data: Path | None) -> dict[str, Any]:
+    system, threads = f"{platform.system()} {platform.machine()}", torch.get_num_threads()
+    packages = [f"{name} {metadata.version(name)}" for name in ("singularbayes", "torch", "numpy")]
     return {
         "recipe": recipe.name,
         "command": command,
         "seeds": seeds,
         "data": None if data is None else str(data),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, {torch.get_num_threads()} threads",
-        "versions": ", ".join(
-            [
-                f"Python {sys.version.split()[0]}",
-                *(f"{p} {metadata.version(p)}" for p in ("singularbayes", "torch", "numpy")),
-            ]
-        ),
+        "machine": f"{system}, {os.cpu_count()} CPU cores, {threads} threads",
+        "versions": ", ".join([f"Python {sys.version.split()[0]}", *packages]),
     }
 
 
 def _fingerprint(
     recipe: Recipe, name: str, plan: Plan, network: nn.Module, seed: int, splits: Splits, bootstrap: int
 ) -> str:
-    digest = hashlib.sha256(
-        repr(
-            (
-                recipe.name,
-                name,
-                plan.method,
-                plan.prior,
-                plan.deterministic,
-                recipe.likelihood,
-                recipe.draws,
-                seed,
-                bootstrap,
-            )
-        ).encode()
-    )
+    settings = (plan.method, plan.prior, plan.deterministic, recipe.likelihood, recipe.draws)
+    digest = hashlib.sha256(repr((recipe.name, name, *settings, seed, bootstrap)).encode())
     digest.update(repr(network).encode())
     for key, (x, y) in splits.named_sets().items():
         digest.update(key.encode() + x.tobytes() + (b"" if y is None else y.tobytes()))
@@ -220,9 +174,13 @@ def _job(
         if content["job"] != mark:
             raise ValueError(f"{folder} was made with other settings or data; choose another --out")
         say(f"{name}, seed {seed}: finished before")
-        posterior = load(folder, network)
-        return Run(name=name, seed=seed, posterior=posterior, evaluation=Evaluation.load(folder / "evaluation"),
-                   temperature=content["temperature"])  # fmt: skip
+        return Run(
+            name=name,
+            seed=seed,
+            posterior=load(folder, network),
+            evaluation=Evaluation.load(folder / "evaluation"),
+            temperature=content["temperature"],
+        )
     model = plan.model(network, recipe.likelihood)
     held = splits.validation if plan.uses_validation else None
     fitted = plan.method.fit(model, splits.train, held, seed=seed, checkpoint=folder / "checkpoint")
@@ -243,78 +201,3 @@ def _job(
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     say(f"{name}, seed {seed}: {fitted.info['seconds']:.1f} s")
     return Run(name=name, seed=seed, posterior=calibrated, evaluation=evaluation, temperature=temperature)
-
-
-def results_table(folder: RunFolder) -> pd.DataFrame:
-    """Every measured number: one line per method, seed, state of calibration, set, score and measure."""
-    parts = []
-    for run in folder.runs:
-        base = folder.path / slug(run.name) / f"seed-{run.seed}"
-        for state, evaluation in (
-            ("calibrated", run.evaluation),
-            ("uncalibrated", Evaluation.load(base / "uncalibrated")),
-        ):
-            table = evaluation.table()
-            table.insert(0, "calibration", state)
-            table.insert(0, "seed", run.seed)
-            table.insert(0, "method", run.name)
-            table["numbers"], table["seconds"] = evaluation.info["numbers"], evaluation.info["seconds"]
-            table["temperature"] = run.temperature
-            parts.append(table)
-    return pd.concat(parts, ignore_index=True)
-
-
-def write_report(folder: RunFolder, splits: Splits) -> Path:
-    """``report.html`` in the run's folder."""
-    entries = []
-    for name in folder.names:
-        evaluations = tuple(run.evaluation for run in folder.of(name))
-        seconds = sum(e.info["seconds"] for e in evaluations) / len(evaluations)
-        entries.append(Entry(name=name, evaluations=evaluations, diagnosis=diagnose(evaluations[0]),
-                             numbers=evaluations[0].info["numbers"], seconds=seconds))  # fmt: skip
-    own = (
-        folder.recipe.panels(splits, {name: folder.of(name)[0] for name in folder.names})
-        if folder.recipe.panels
-        else ()
-    )
-    about = {"Recipe": folder.recipe.what, "When": folder.about["date"], "Machine": folder.about["machine"],
-             "Versions": folder.about["versions"], "Seeds": str(folder.about["seeds"])}  # fmt: skip
-    temperatures = "; ".join(
-        f"{name} {', '.join(f'{run.temperature:.2f}' for run in folder.of(name))}" for name in folder.names
-    )
-    notes = [*splits.notes,
-             f"Every method was calibrated on the same validation set; the temperatures found: {temperatures}. results.csv "
-             f"holds the numbers before and after."]  # fmt: skip
-    report = Report(title=folder.recipe.title, recipe=folder.recipe.name, about=about, entries=entries,
-                    command=folder.about["command"], diagnoses={e.name: e.diagnosis for e in entries if e.diagnosis},
-                    figures=[*standard_panels(entries), *own], notes=notes)  # fmt: skip
-    return write(report, folder.path / "report.html")
-
-
-def open_folder(path: Path, recipes: Mapping[str, Recipe]) -> RunFolder:
-    """Read the finished jobs of a run.
-
-    Raises:
-        ValueError: no run there, or a recipe that this version does not have.
-    """
-    if not (path / "run.json").is_file():
-        raise ValueError(
-            f"{path} holds no run (no run.json); give the --out folder of `singularbayes run` or `demo`"
-        )
-    about = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    if about["recipe"] not in recipes:
-        raise ValueError(f"{path} is a run of recipe {about['recipe']!r}, which is not known here")
-    recipe = recipes[about["recipe"]]
-    runs = []
-    for job in sorted(path.glob("*/seed-*/job.json")):
-        content = json.loads(job.read_text(encoding="utf-8"))
-        plan = recipe.plans[content["name"]]
-        with forked(content["seed"], "start"):
-            network = plan.network()
-        runs.append(Run(name=content["name"], seed=content["seed"], posterior=load(job.parent, network),
-                        evaluation=Evaluation.load(job.parent / "evaluation"), temperature=content["temperature"]))  # fmt: skip
-    order = {name: number for number, name in enumerate(recipe.plans)}
-    runs.sort(key=lambda run: (run.seed, order[run.name]))
-    if not runs:
-        raise ValueError(f"{path} holds no finished job yet")
-    return RunFolder(path, recipe, tuple(runs), about)

@@ -36,7 +36,7 @@ def low(activation: type[nn.Module]) -> nn.Module:
     return factorize(full(activation), rank={"2": RANK})
 
 
-def load(folder: Path | None, seed: int) -> Splits:
+def load(_folder: Path | None, seed: int) -> Splits:
     """New data for every seed."""
     return sine.load(noise_std=NOISE, seed=seed)
 
@@ -53,11 +53,16 @@ def panels(splits: Splits, runs: Mapping[str, Run]) -> Sequence[Panel]:
             epistemic_std=pred.epistemic.sqrt().numpy(),
         )
     figure = variance_field(
-        x[:, 0], fields, train=(splits.train[0][:, 0], np.asarray(splits.train[1]).ravel()),
-        unfamiliar=list(sine.OOD_INTERVALS.values()), truth=sine.true_function(x[:, 0]),
-    )  # fmt: skip
-    caption = ("The band should widen where there are no points; where it narrows with distance, the model is most certain "
-               "where it knows least.")  # fmt: skip
+        x[:, 0],
+        fields,
+        train=(splits.train[0][:, 0], np.asarray(splits.train[1]).ravel()),
+        unfamiliar=list(sine.OOD_INTERVALS.values()),
+        truth=sine.true_function(x[:, 0]),
+    )
+    caption = (
+        "The band should widen where there are no points; where it narrows with distance, the model is most "
+        "certain where it knows least."
+    )
     return [Panel(title="The variance field", caption=caption, figure=figure)]
 
 

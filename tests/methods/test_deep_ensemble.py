@@ -1,0 +1,183 @@
+"""Deep ensembles: members from starts of their own, equal weights, the same numbers in any executor."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import singularbayes as sb
+from singularbayes.distributions import MixtureDistribution, StoredDraws
+from singularbayes.methods.deep_ensemble import reinitialized
+
+SOURCE = torch.Generator().manual_seed(1)
+X = torch.randn(40, 3, generator=SOURCE) * torch.tensor([1.0, 10.0, 0.1])
+Y = (X[:, 0] > 0).long()
+
+
+def model_of(network: nn.Module | None = None, **choice) -> sb.Model:
+    torch.manual_seed(2)
+    default = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+    return sb.Model(network or default, sb.Categorical(), **choice)
+
+
+ENSEMBLE = sb.DeepEnsemble(members=3, member=sb.MAP(epochs=2, batch_size=16))
+
+
+def test_members_differ_in_start_and_in_order():
+    draws = ENSEMBLE.fit(model_of(), (X, Y)).draw(3)
+    for one, two in ((0, 1), (0, 2), (1, 2)):
+        assert (draws[one] - draws[two]).abs().max() > 0.05
+    torch.manual_seed(0)
+    same_start = sb.DeepEnsemble(members=2, member=sb.MAP(epochs=2, batch_size=16), reinitialize=False)
+    one, two = same_start.fit(model_of(nn.Sequential(nn.Linear(3, 2))), (X, Y)).draw(2)
+    assert not torch.equal(one, two), "orders differ"
+    assert (one - two).abs().max() < 0.05
+
+
+def test_the_prediction_is_the_mean_over_members_of_their_own_networks():
+    posterior = ENSEMBLE.fit(model_of(), (X, Y))
+    assert isinstance(posterior.distribution, StoredDraws)
+    parts = []
+    for row in posterior.draw(3):
+        network = model_of().copy_network().eval()
+        posterior.layout.write(network, row)
+        parts.append(network(X).softmax(-1))
+    predictive = posterior.predict(X)
+    assert predictive.draws == 3
+    assert torch.allclose(predictive.mean, torch.stack(parts).mean(0), atol=1e-5)
+    assert predictive.epistemic.min() >= 0
+
+
+def test_a_process_pool_gives_the_same_numbers():
+    alone = ENSEMBLE.fit(model_of(), (X, Y), (X[:10], Y[:10]), seed=5)
+    spawn = multiprocessing.get_context("spawn")
+    # the last bits depend on the number of threads, so the worker has one as this process has
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        method = sb.DeepEnsemble(members=3, member=ENSEMBLE.member, executor=pool)
+        pooled = method.fit(model_of(), (X, Y), (X[:10], Y[:10]), seed=5)
+    assert torch.equal(alone.draw(3), pooled.draw(3))
+    assert alone.info["history"] == pooled.info["history"]
+
+
+def test_threads_are_refused():
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(TypeError, match="threads share torch's global random state"),
+    ):
+        sb.DeepEnsemble(executor=pool)
+
+
+def test_members_of_any_method_are_one_mixture():
+    method = sb.DeepEnsemble(members=2, member=sb.MeanField(epochs=1))
+    posterior = method.fit(model_of(), (X, Y))
+    assert isinstance(posterior.distribution, MixtureDistribution)
+    parts = [part.mean for part in posterior.distribution.components]
+    draws = posterior.draw(200)
+    for number, mean in enumerate(parts):
+        gap = (draws[number::2].mean(0) - mean).abs()
+        assert (gap < 5 * posterior.distribution.components[number].variance.sqrt() / 10 + 1e-5).all()
+
+
+class Body(nn.Module):
+    """A frozen body under a trained head, with a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+        self.register_buffer("shift", torch.randn(4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x) + self.shift))
+
+
+def test_a_frozen_body_is_the_same_in_every_member():
+    network = Body()
+    with torch.no_grad():
+        network.body[1].running_mean += 2.0
+    fresh = reinitialized(model_of(network), 3).network
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor) == (not name.startswith("head")), name
+    posterior = ENSEMBLE.fit(model_of(network), (X, Y))
+    assert torch.equal(posterior.network.body[0].weight, network.body[0].weight)
+
+
+def test_parameters_that_are_not_chosen_keep_their_values():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    fresh = reinitialized(model_of(network, bayesian="2.weight"), 3).network
+    assert torch.equal(fresh[0].weight, network[0].weight)
+    assert torch.equal(fresh[2].bias, network[2].bias)
+    assert not torch.equal(fresh[2].weight, network[2].weight)
+
+
+def test_new_starts_follow_the_seed_alone_and_leave_the_network():
+    model = model_of()
+    before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+    state = torch.get_rng_state()
+    one, two, other = (reinitialized(model, seed).network.state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one["0.weight"], two["0.weight"])
+    assert not torch.equal(one["0.weight"], other["0.weight"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.network.state_dict().items())
+
+
+def test_ties_stay_tied_in_every_member():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    fresh = reinitialized(model_of(nn.Sequential(nn.Linear(3, 4), first, second, nn.Linear(4, 2))), 1).network
+    assert fresh[1].weight is fresh[2].weight
+
+
+def test_attention_starts_as_torch_starts_it():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    fresh = reinitialized(sb.Model(nn.Sequential(layer), sb.Categorical()), 1).network[0]
+    assert torch.equal(fresh.self_attn.out_proj.bias, torch.zeros(8))
+    assert not torch.equal(fresh.self_attn.in_proj_weight, layer.self_attn.in_proj_weight)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x * self.gain)
+
+
+def test_modules_that_cannot_be_reset_are_named():
+    with pytest.warns(UserWarning, match="^Own cannot be drawn anew"):
+        reinitialized(model_of(Own()), 1)
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
+    with pytest.warns(UserWarning, match="^0 cannot be drawn anew"):
+        reinitialized(model_of(normed), 1)
+
+
+def test_every_member_has_a_checkpoint_of_its_own(tmp_path):
+    one = ENSEMBLE.fit(model_of(), (X, Y), checkpoint=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["member-0", "member-1", "member-2"]
+    assert torch.equal(ENSEMBLE.fit(model_of(), (X, Y), checkpoint=tmp_path).draw(3), one.draw(3))
+
+
+def test_info_sums_the_members():
+    posterior = ENSEMBLE.fit(model_of(), (X, Y))
+    parameters = sum(p.numel() for p in model_of().network.parameters())
+    assert posterior.info["numbers"] == 3 * parameters
+    assert posterior.info["settings"]["members"] == 3
+    assert len(posterior.info["history"]) == 3
+
+
+@pytest.mark.parametrize("members", [0, -1, True])
+def test_the_number_of_members_is_checked(members):
+    with pytest.raises(ValueError, match="members must be a whole number"):
+        sb.DeepEnsemble(members=members)
+
+
+def test_a_member_that_is_no_method_is_refused():
+    with pytest.raises(TypeError, match="member must be a method"):
+        sb.DeepEnsemble(member=3)

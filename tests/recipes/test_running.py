@@ -1,0 +1,183 @@
+"""The runner: folders that are whole, resume, clear errors, and a report."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import singularbayes as sb
+from singularbayes.recipes import ALL, Plan, Recipe, run_recipe
+from singularbayes.recipes.data.splits import Splits
+from singularbayes.recipes.panels import distance_and_correlation, distance_from, layer_correlation
+from singularbayes.recipes.recipe import mlp
+from singularbayes.recipes.running import open_folder, slug
+
+
+def low() -> nn.Module:
+    return sb.factorize(mlp(3, 8, 8, 2), rank=2)
+
+
+def load(folder, seed):
+    rng = np.random.default_rng(0)
+
+    def part(n, shift=0.0):
+        x = (rng.normal(size=(n, 3)) + shift).astype(np.float32)
+        return x, (x[:, 0] > shift).astype(np.int64)
+
+    return Splits(
+        train=part(60),
+        validation=part(40),
+        test=part(40),
+        ood={"far": (part(30, 5.0)[0], None)},
+        feature_names=("a", "b", "c"),
+        class_names=("no", "yes"),
+        notes=("made <for> the test",),
+    )
+
+
+def plain() -> nn.Module:
+    return mlp(3, 8, 8, 2)
+
+
+POINT = sb.MAP(epochs=2)
+RECIPE = Recipe(
+    name="tiny",
+    title="Tiny",
+    what="a test",
+    load=load,
+    likelihood=sb.Categorical(),
+    draws=8,
+    panels=distance_and_correlation,
+    plans={
+        "MAP": Plan(network=plain, prior=sb.Normal(), method=POINT),
+        "Ensemble": Plan(network=plain, prior=sb.Normal(), method=sb.DeepEnsemble(members=2, member=POINT)),
+        "Low rank": Plan(network=low, prior=sb.ScaleMixture(), method=sb.MeanField(epochs=3)),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    return run_recipe(
+        RECIPE,
+        tmp_path_factory.mktemp("runs") / "tiny",
+        seeds=2,
+        bootstrap=20,
+        command="singularbayes run tiny",
+    )
+
+
+def test_a_run_leaves_posteriors_evaluations_a_table_and_a_report(finished):
+    table = finished.path / "results.csv"
+    assert table.is_file()
+    assert {run.seed for run in finished.runs} == {0, 1}
+    page = (finished.path / "report.html").read_text(encoding="utf-8")
+    for expected in ("singularbayes run tiny", "Low rank", "made &lt;for&gt; the test"):
+        assert expected in page
+    assert (finished.path / slug("Low rank") / "seed-1" / "posterior.json").is_file()
+
+
+def test_resume_fits_nothing_again_and_gives_the_same_numbers(finished, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr("singularbayes.methods.map.MAP.fit", fail)
+    monkeypatch.setattr("singularbayes.methods.mean_field.MeanField.fit", fail)
+    again = run_recipe(RECIPE, finished.path, seeds=2, bootstrap=20, resume=True, command="again")
+    for before, after in zip(finished.runs, again.runs, strict=True):
+        assert (
+            before.evaluation.metrics["negative_log_likelihood"]
+            == after.evaluation.metrics["negative_log_likelihood"]
+        )
+
+
+def test_a_job_that_was_cut_short_is_done_again(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.path, copy)
+    (copy / "low-rank" / "seed-0" / "job.json").unlink()
+    again = run_recipe(RECIPE, copy, seeds=2, bootstrap=20, resume=True)
+    names = [(run.name, run.seed) for run in again.runs]
+    redone, before = again.runs[names.index(("Low rank", 0))], finished.runs[names.index(("Low rank", 0))]
+    assert torch.equal(redone.posterior.draw(3), before.posterior.draw(3))
+
+
+def test_results_of_other_settings_are_refused(finished):
+    with pytest.raises(ValueError, match="other settings"):
+        run_recipe(RECIPE, finished.path, seeds=2, bootstrap=20, resume=True, overrides={"epochs": 4})
+
+
+def test_a_folder_in_use_is_refused_without_resume(finished):
+    with pytest.raises(ValueError, match="not empty"):
+        run_recipe(RECIPE, finished.path)
+
+
+def test_unknown_methods_and_fields_are_named_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match="known: map, ensemble, low-rank"):
+        run_recipe(RECIPE, tmp_path / "out", methods=["swag"])
+    with pytest.raises(ValueError, match="no chosen method has a field 'epoch'"):
+        run_recipe(RECIPE, tmp_path / "out", overrides={"epoch": 3})
+    with pytest.raises(ValueError, match="seeds"):
+        run_recipe(RECIPE, tmp_path / "out", seeds=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_that_needs_data_says_so_and_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="--data"):
+        run_recipe(ALL["icu"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_overrides_reach_the_members_of_an_ensemble(tmp_path):
+    folder = run_recipe(
+        RECIPE, tmp_path / "out", methods=["ensemble"], overrides={"epochs": 1, "members": 3}, bootstrap=5
+    )
+    posterior = folder.runs[0].posterior
+    assert posterior.distribution.support == 3
+    assert posterior.info["epochs"] == 1
+
+
+def test_a_finished_folder_opens_again(finished):
+    opened = open_folder(finished.path, {"tiny": RECIPE})
+    assert [(r.name, r.seed) for r in opened.runs] == [(r.name, r.seed) for r in finished.runs]
+    assert torch.equal(opened.runs[-1].posterior.draw(2), finished.runs[-1].posterior.draw(2))
+    with pytest.raises(ValueError, match="no run"):
+        open_folder(finished.path / "nowhere", {"tiny": RECIPE})
+    about = json.loads((finished.path / "run.json").read_text(encoding="utf-8"))
+    assert about["command"] in {"singularbayes run tiny", "again"}
+
+
+def test_calibration_does_not_touch_the_posterior_draws(finished):
+    run = next(run for run in finished.runs if run.name == "Low rank")
+    assert run.temperature == run.posterior.likelihood.temperature
+    assert run.evaluation.info["temperature"] == pytest.approx(run.temperature)
+
+
+def test_every_recipe_counts_what_the_paper_counts():
+    recipe = ALL["icu"]
+    counts = {}
+    for name, plan in recipe.plans.items():
+        layout = plan.model(plan.network(), recipe.likelihood).layout
+        counts[name] = layout.trained + (layout.belief if name.startswith("MeanField") else 0)
+    assert counts["MeanField, low rank"] == 13_612
+    assert counts["MeanField, full rank"] == 44_802
+    assert counts["MAP"] == 22_401
+
+
+def test_distance_is_the_mean_to_the_ten_nearest():
+    train = np.zeros((12, 2), np.float32)
+    train[10:] = 100
+    assert distance_from(train, np.array([[3.0, 4.0]], np.float32)) == pytest.approx([5.0])
+
+
+def test_layer_correlation_is_the_identity_for_full_rank_and_has_blocks_for_low(finished):
+    low_rank = next(run.posterior for run in finished.runs if run.name == "Low rank")
+    matrix = layer_correlation(low_rank, "2", rows=2, columns=3)
+    assert matrix is not None
+    assert matrix.shape == (6, 6)
+    assert abs(matrix[0, 1]) > 0
+    assert matrix[0, 4] == 0
+    point = next(run.posterior for run in finished.runs if run.name == "MAP")
+    assert layer_correlation(point, "2") is None

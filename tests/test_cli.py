@@ -1,0 +1,99 @@
+"""The command line: exit codes, one clear line for what is wrong, nothing half-written."""
+
+import subprocess
+import sys
+
+import pytest
+
+from singularbayes.cli import main, parse_overrides
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    text = capsys.readouterr()
+    return int(stop.value.code or 0), text.out, text.err
+
+
+BAD = [
+    (["run", "digitz"], "no recipe 'digitz'; known: digits, sine, icu"),
+    (["run", "digits", "--epoch", "3"], "no chosen method has a field 'epoch'"),
+    (["run", "digits", "--epochs"], "flag --epochs needs a value"),
+    (["run", "digits", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),
+    (["run", "digits", "--epochs", "many"], "epochs"),
+    (["run", "digits", "--seeds", "0"], "seeds must be at least 1"),
+    (["run", "digits", "--method", "swag"], "method 'swag' is no plan in recipe digits; known: map,"),
+    (["run", "icu"], "--data FOLDER"),
+    (["run", "icu", "--data", "no such folder"], "no such folder"),
+    (["run"], "Missing argument"),
+    (["demo", "--speed", "3"], "No such option"),
+    (["report", "nowhere"], "nowhere holds no run"),
+    (["diagnose", "nowhere"], "nowhere holds no run"),
+    (["evaluate", "nowhere"], "nowhere holds no run"),
+    (["walk"], "No such command"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == [], "something was left behind"
+
+
+def test_flags_become_fields():
+    found = parse_overrides(
+        ["--learning-rate", "0.01", "--epochs=3", "--autocast", "true", "--patience", "none"]
+    )
+    assert found == {"learning_rate": 0.01, "epochs": 3, "autocast": True, "patience": None}
+
+
+def test_recipes_are_listed_with_their_methods(capsys):
+    code, out, _ = call(capsys, "recipes")
+    assert code == 0
+    assert "digits:" in out
+    assert "meanfield-low-rank" in out
+    assert "needs --data" in out
+
+
+def test_doctor_checks_a_small_fit(capsys):
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0
+    assert "checks of a small fit passed" in out
+
+
+def test_a_run_can_be_evaluated_diagnosed_and_reported_again(capsys, tmp_path):
+    out = tmp_path / "a run with spaces é"
+    few = ["--method", "map", "--method", "low-rank", "--epochs", "1", "--bootstrap", "10"]
+    code, text, err = call(capsys, "run", "digits", *few, "--out", str(out))
+    assert code == 0, err
+    assert "report:" in text
+    assert "MeanField, low rank" in text
+    code, text, _ = call(capsys, "evaluate", str(out), "--csv")
+    assert code == 0
+    assert text.startswith("set,score,measure,value,low,high,prevalence")
+    code, text, _ = call(capsys, "evaluate", str(out / "map" / "seed-0" / "evaluation"))
+    assert code == 0
+    assert "accuracy" in text
+    code, text, _ = call(capsys, "diagnose", str(out))
+    assert code == 0
+    assert "A" in text
+    (out / "report.html").unlink()
+    code, text, _ = call(capsys, "report", str(out))
+    assert code == 0
+    assert (out / "report.html").is_file()
+    code, _, err = call(capsys, "run", "digits", "--out", str(out))
+    assert code == 2
+    assert "--resume" in err
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "singularbayes", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "demo" in done.stdout

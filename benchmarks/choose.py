@@ -9,6 +9,7 @@ the other; AUROCs are of the OOD sets for choices. Prints one line per setting, 
 """
 
 import argparse
+import functools
 import itertools
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +22,7 @@ import pandas as pd
 import torch
 
 import singularbayes as sb
-from singularbayes.cli import _value
+from singularbayes.cli import parse_value
 from singularbayes.metrics import auroc
 from singularbayes.random import forked
 from singularbayes.recipes import ALL
@@ -32,6 +33,8 @@ def changed(plan: Plan, setting: dict[str, Any]) -> Plan:
     for key, value in setting.items():
         if key.startswith("prior."):
             plan = replace(plan, prior=replace(plan.prior, **{key.removeprefix("prior."): value}))
+        elif key == "rank":
+            plan = replace(plan, network=functools.partial(plan.network, rank=value))
         elif key == "uses_validation":
             plan = replace(plan, uses_validation=value)
         elif hasattr(plan.method, "member") and key not in plan.method.__dataclass_fields__:
@@ -89,7 +92,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     axes = {
-        name: [_value(v) for v in values.split(",")]
+        name: [parse_value(v) for v in values.split(",")]
         for name, _, values in (item.partition("=") for item in arguments.grid)
     }
     settings = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

@@ -7,6 +7,12 @@ import pytest
 
 from singularbayes.cli import main, parse_overrides
 
+# typer hands over a context of its own class; warnings of tiny fits are not what is tested here
+pytestmark = [
+    pytest.mark.usefixtures("unchecked"),
+    pytest.mark.filterwarnings("ignore:the calibration temperature"),
+]
+
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as stop:

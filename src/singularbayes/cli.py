@@ -102,7 +102,7 @@ def run(
         data=data,
         seeds=seeds,
         methods=method,
-        overrides=_overrides(context.args),
+        overrides=parse_overrides(context.args),
         bootstrap=bootstrap,
         resume=resume,
     )
@@ -132,7 +132,7 @@ def _recipe(name: str) -> Any:
     return ALL[name]
 
 
-def _overrides(arguments: list[str]) -> dict[str, Any]:
+def parse_overrides(arguments: list[str]) -> dict[str, Any]:
     """``--learning-rate 0.01`` and ``--learning-rate=0.01`` as ``{"learning_rate": 0.01}``."""
     found: dict[str, Any] = {}
     rest = list(arguments)
@@ -145,11 +145,12 @@ def _overrides(arguments: list[str]) -> dict[str, Any]:
             if not rest or rest[0].startswith("--"):
                 raise UsageError(f"flag {flag} needs a value")
             value = rest.pop(0)
-        found[name.replace("-", "_")] = _value(value)
+        found[name.replace("-", "_")] = parse_value(value)
     return found
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """A word as bool, ``None`` or number where it is one."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

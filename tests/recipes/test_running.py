@@ -15,6 +15,8 @@ from singularbayes.recipes.panels import distance_and_correlation, distance_from
 from singularbayes.recipes.recipe import mlp
 from singularbayes.recipes.running import open_folder, slug
 
+pytestmark = pytest.mark.filterwarnings("ignore:the calibration temperature")  # 40 easy cases, all right
+
 
 def low() -> nn.Module:
     return sb.factorize(mlp(3, 8, 8, 2), rank=2)

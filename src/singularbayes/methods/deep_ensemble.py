@@ -100,9 +100,9 @@ class DeepEnsemble:
             then differ by data order alone, which is usually too little).
 
     Example:
-        >>> import singularbayes as sb
+        >>> import torch, singularbayes as sb
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
-        >>> model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.1))
+        >>> model = sb.Model(torch.nn.Linear(1, 1), sb.Gaussian(noise=0.1))
         >>> DeepEnsemble(members=3, member=MAP(epochs=2)).fit(model, (x, x)).predict(x).draws
         3
     """

@@ -30,7 +30,7 @@ class MAP(Training):
     It starts from the weights of ``model.network``.
 
     Example:
-        >>> import singularbayes as sb
+        >>> import torch, singularbayes as sb
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
         >>> model = sb.Model(torch.nn.Linear(1, 1), sb.Gaussian(noise=0.1))
         >>> posterior = MAP(epochs=3).fit(model, (x, 2 * x))

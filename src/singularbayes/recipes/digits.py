@@ -28,9 +28,9 @@ def full() -> nn.Module:
     return mlp(*SIZES)
 
 
-def low() -> nn.Module:
+def low(rank: int = RANK) -> nn.Module:
     """The same with hidden layers of rank 15 (head: 8, its smaller side)."""
-    return factorize(full(), rank=RANK)
+    return factorize(full(), rank=rank)
 
 
 def dropped() -> nn.Module:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from ..diagnosis import diagnose
 from ..evaluation import Evaluation
@@ -19,7 +20,7 @@ from ..report import Entry, Report, standard_panels, write
 from .data.splits import Splits
 from .recipe import Recipe, Run
 
-__all__ = ["RunFolder", "open_folder", "results_table", "slug", "write_report"]
+__all__ = ["RunFolder", "open_folder", "read_job", "results_table", "slug", "write_report"]
 
 
 def slug(name: str) -> str:
@@ -69,10 +70,15 @@ def open_folder(path: Path, recipes: Mapping[str, Recipe]) -> RunFolder:
 
 
 def _read(folder: Path, recipe: Recipe) -> Run:
-    """One finished job."""
     content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     with forked(content["seed"], "start"):
         network = recipe.plans[content["name"]].network()
+    return read_job(folder, network)
+
+
+def read_job(folder: Path, network: nn.Module) -> Run:
+    """One finished job; ``network`` has the architecture of its plan."""
+    content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     return Run(
         name=content["name"],
         seed=content["seed"],

@@ -28,9 +28,9 @@ def full() -> nn.Module:
     return mlp(*SIZES)
 
 
-def low() -> nn.Module:
+def low(rank: int = RANK) -> nn.Module:
     """Ranks 15, 15 and 1: 6,806 parameters, 13,612 variational numbers."""
-    return factorize(full(), rank=RANK)
+    return factorize(full(), rank=rank)
 
 
 def dropped() -> nn.Module:

@@ -18,9 +18,8 @@ import os
 import platform
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,11 +29,10 @@ import torch
 from torch import nn
 
 from .. import checkpoint
-from ..evaluation import Evaluation, evaluate
-from ..posterior import load
+from ..evaluation import evaluate
 from ..random import forked
 from .data.splits import Splits
-from .folder import RunFolder, open_folder, results_table, slug, write_report
+from .folder import RunFolder, open_folder, read_job, results_table, slug, write_report
 from .recipe import Plan, Recipe, Run
 
 __all__ = ["RunFolder", "open_folder", "results_table", "run_recipe"]
@@ -81,15 +79,17 @@ def run_recipe(
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is not empty; add --resume to go on with it, or choose another --out")
     splits = {seed: recipe.load(data, seed) for seed in range(seeds if recipe.varies_data else 1)}
+    jobs = [
+        _job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap)
+        for seed in range(seeds)
+        for name, plan in plans.items()
+    ]
+    for job in jobs:
+        job.check_finished()
     out.mkdir(parents=True, exist_ok=True)
     about = _about(recipe, command, seeds, data)
     checkpoint.write_json(out / "run.json", about)
-    runs = tuple(
-        _job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap, say)
-        for seed in range(seeds)
-        for name, plan in plans.items()
-    )
-    folder = RunFolder(out, recipe, runs, about)
+    folder = RunFolder(out, recipe, tuple(_run(recipe, job, bootstrap, say) for job in jobs), about)
     results_table(folder).to_csv(out / "results.csv", index=False)
     write_report(folder, splits[0])
     return folder
@@ -162,42 +162,56 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-def _job(
-    recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: Path, bootstrap: int, say: Say
-) -> Run:
-    folder = out / slug(name) / f"seed-{seed}"
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """One plan and seed, with the fingerprint of all that decides its result."""
+
+    name: str
+    seed: int
+    plan: Plan
+    network: nn.Module
+    splits: Splits
+    folder: Path
+    mark: str
+
+    def check_finished(self) -> bool:
+        """Whether it was done before; with other settings it is an error."""
+        if not (self.folder / "job.json").is_file():
+            return False
+        if json.loads((self.folder / "job.json").read_text(encoding="utf-8"))["job"] != self.mark:
+            raise ValueError(f"{self.folder} was made with other settings or data; choose another --out")
+        return True
+
+
+def _job(recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: Path, bootstrap: int) -> _Job:
     with forked(seed, "start"):
         network = plan.network()
     mark = _fingerprint(recipe, name, plan, network, seed, splits, bootstrap)
-    if (folder / "job.json").is_file():
-        content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-        if content["job"] != mark:
-            raise ValueError(f"{folder} was made with other settings or data; choose another --out")
-        say(f"{name}, seed {seed}: finished before")
-        return Run(
-            name=name,
-            seed=seed,
-            posterior=load(folder, network),
-            evaluation=Evaluation.load(folder / "evaluation"),
-            temperature=content["temperature"],
-        )
-    model = plan.model(network, recipe.likelihood)
-    held = splits.validation if plan.uses_validation else None
-    fitted = plan.method.fit(model, splits.train, held, seed=seed, checkpoint=folder / "checkpoint")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always")
-        calibrated = fitted.calibrate(splits.validation, draws=recipe.draws, seed=seed)
+    folder = out / slug(name) / f"seed-{seed}"
+    return _Job(name=name, seed=seed, plan=plan, network=network, splits=splits, folder=folder, mark=mark)
+
+
+def _run(recipe: Recipe, job: _Job, bootstrap: int, say: Say) -> Run:
+    if job.check_finished():
+        say(f"{job.name}, seed {job.seed}: finished before")
+        return read_job(job.folder, job.network)
+    splits, folder = job.splits, job.folder
+    model = job.plan.model(job.network, recipe.likelihood)
+    held = splits.validation if job.plan.uses_validation else None
+    fitted = job.plan.method.fit(model, splits.train, held, seed=job.seed, checkpoint=folder / "checkpoint")
+    calibrated = fitted.calibrate(splits.validation, draws=recipe.draws, seed=job.seed)
     ood = {key: x if y is None else (x, y) for key, (x, y) in splits.ood.items()}
-    settings = {"ood": ood, "draws": recipe.draws, "bootstrap": bootstrap, "seed": seed, "name": name}
+    settings = {"ood": ood, "draws": recipe.draws, "bootstrap": bootstrap, "seed": job.seed, "name": job.name}
     raw = evaluate(fitted, splits.test, **settings)
     evaluation = evaluate(calibrated, splits.test, **settings)
     calibrated.save(folder)
     raw.save(folder / "uncalibrated")
     evaluation.save(folder / "evaluation")
     temperature = calibrated.likelihood.temperature
-    checkpoint.write_json(
-        folder / "job.json", {"job": mark, "name": name, "seed": seed, "temperature": temperature}
-    )
+    content = {"job": job.mark, "name": job.name, "seed": job.seed, "temperature": temperature}
+    checkpoint.write_json(folder / "job.json", content)
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-    say(f"{name}, seed {seed}: {fitted.info['seconds']:.1f} s")
-    return Run(name=name, seed=seed, posterior=calibrated, evaluation=evaluation, temperature=temperature)
+    say(f"{job.name}, seed {job.seed}: {fitted.info['seconds']:.1f} s")
+    return Run(
+        name=job.name, seed=job.seed, posterior=calibrated, evaluation=evaluation, temperature=temperature
+    )

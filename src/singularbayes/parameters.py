@@ -273,12 +273,16 @@ class Layout:
 
 
 def _statistics(network: nn.Module) -> list[tuple[str, Tensor]]:
-    """Running means and variances of normalisation layers, which training moves."""
+    """Buffers that follow the weights in training: running statistics, and spectral norm's vectors."""
     found = []
     for path, module in network.named_modules():
+        leaves: tuple[str, ...] = ()
         if isinstance(module, _NormBase) and module.track_running_stats:
-            for leaf in ("running_mean", "running_var"):
-                buffer = getattr(module, leaf)
-                if buffer is not None:
-                    found.append((f"{path}.{leaf}" if path else leaf, buffer))
+            leaves = ("running_mean", "running_var")
+        elif type(module).__name__ == "_SpectralNorm":
+            leaves = ("_u", "_v")
+        for leaf in leaves:
+            buffer = getattr(module, leaf, None)
+            if buffer is not None:
+                found.append((f"{path}.{leaf}" if path else leaf, buffer))
     return found

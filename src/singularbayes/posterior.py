@@ -121,7 +121,17 @@ class Posterior:
         return torch.cat([self.distribution.sample(rows) for rows in self._noise(n, seed)]).to(self.dtype)
 
     def at_mean(self) -> Posterior:
-        """The posterior collapsed to its mean: prediction with mean weights, the same numbers every time."""
+        """The posterior collapsed to its mean: prediction with mean weights, the same numbers every time.
+
+        Raises:
+            ValueError: a posterior of several separate networks (an ensemble): the mean of their weights is
+                no network that anyone trained.
+        """
+        if self.distribution.kind in ("stored_draws", "mixture") and self.distribution.support != 1:
+            raise ValueError(
+                "this posterior holds separate networks; the mean of their weights stands for none of them. "
+                "Use predict(x), whose mean is over predictions"
+            )
         atom = StoredDraws(self.distribution.mean.detach().clone().unsqueeze(0))
         return Posterior(
             copy.deepcopy(self.network), atom, self.likelihood, self.layout, {**self.info, "at_mean": True}

@@ -155,6 +155,13 @@ def _joined(fitted: list[Posterior], name: str, seed: int) -> Posterior:
     else:
         distribution = MixtureDistribution(tuple(parts))
     first = fitted[0]
+    moved = _moved_outside(fitted)
+    if moved:
+        warnings.warn(
+            f"{', '.join(moved)} moved in training, differs between members and is no part of the flat "
+            f"vector: every member is read with the first one's",
+            stacklevel=3,
+        )
     info = {
         "method": name,
         "numbers": sum(posterior.info.get("numbers", 0) for posterior in fitted),
@@ -170,3 +177,17 @@ def _joined(fitted: list[Posterior], name: str, seed: int) -> Posterior:
         "history": [posterior.info.get("history") for posterior in fitted],
     }
     return Posterior(first.network, distribution, first.likelihood, first.layout, info)
+
+
+def _moved_outside(fitted: list[Posterior]) -> list[str]:
+    """Tensors outside the flat vector, counters aside, that differ between members."""
+    first = fitted[0]
+    inside = {name for slot in first.layout.slots for name in slot.aliases}
+    states = [posterior.network.state_dict() for posterior in fitted]
+    return [
+        name
+        for name, tensor in states[0].items()
+        if name not in inside
+        and tensor.is_floating_point()
+        and not all(torch.equal(tensor, state[name]) for state in states[1:])
+    ]

@@ -16,6 +16,7 @@ References:
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -34,6 +35,8 @@ from .learner import Bound
 from .training import Training, fit_learner
 
 __all__ = ["MeanField"]
+
+_NO_WIDTH = 1e-4
 
 
 def inverse_softplus(std: Tensor) -> Tensor:
@@ -245,10 +248,11 @@ class MeanField(Training):
             return KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO
         if self.kl is KL.CLOSED and not has_closed_form(prior):
             raise ValueError(
-                f"the KL to {type(prior).__name__} has no closed form; use kl='monte_carlo' or kl='bound'"
+                f"the KL to {type(prior).__name__} has no closed form; use kl=sb.KL.MONTE_CARLO or "
+                f"sb.KL.BOUND"
             )
         if _is_learned(prior) and self.kl is not KL.MONTE_CARLO:
-            raise ValueError("a learned ScaleMixture needs kl='monte_carlo'")
+            raise ValueError("a learned ScaleMixture needs kl=sb.KL.MONTE_CARLO")
         return self.kl
 
     def fit(
@@ -266,7 +270,7 @@ class MeanField(Training):
             self.estimator(prior)  # refused before any work
         layout = model.layout
         facts = {"method": type(self).__name__, "numbers": layout.trained + layout.belief}
-        return fit_learner(
+        posterior = fit_learner(
             model,
             self,
             BuildMeanField(self),
@@ -277,4 +281,18 @@ class MeanField(Training):
             progress=progress,
             validation_draws=self.validation_draws,
             facts=facts,
+        )
+        _warn_if_collapsed(posterior)
+        return posterior
+
+
+def _warn_if_collapsed(posterior: Posterior) -> None:
+    """Warn of a posterior without width: its draws are one network."""
+    distribution, beliefs = posterior.distribution, posterior.layout.belief
+    relative = distribution.variance[:beliefs].sqrt() / distribution.mean[:beliefs].square().mean().sqrt()
+    if relative.max().item() < _NO_WIDTH:
+        warnings.warn(
+            "the posterior collapsed to its mean: every standard deviation is below a ten-thousandth of the "
+            "weights' size; raise temperature or initial_std, or check that the KL is on (kl_start)",
+            stacklevel=3,
         )

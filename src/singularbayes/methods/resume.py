@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def fingerprint(
         free: names of its fields that may differ.
         model: its layout, prior and likelihood count.
         data: the training data count where they lie in memory, else their number alone.
-        start: the trained vector before the first step.
+        start: the trained vector before the first step; frozen parameters and buffers count as well.
         seed: of the fit.
     """
     fixed = {
@@ -63,11 +63,27 @@ def fingerprint(
     digest.update(repr([(s.name, s.shape, s.kind) for s in model.layout.slots]).encode())
     digest.update(repr((model.prior, model.likelihood)).encode())
     digest.update(start.double().cpu().numpy().tobytes())
+    for name, tensor in model.network.state_dict().items():
+        digest.update(name.encode())
+        _add(digest, tensor)
     if isinstance(train, Tensors):
-        for part in (train.x, train.y):
-            if isinstance(part, Tensor):
-                digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        _add(digest, train.x)
+        _add(digest, train.y)
     return digest.hexdigest()
+
+
+def _add(digest: Any, part: Any) -> None:
+    """Add a tensor, or a dict or tuple of tensors."""
+    if isinstance(part, Mapping):
+        for key in sorted(part):
+            digest.update(str(key).encode())
+            _add(digest, part[key])
+    elif isinstance(part, tuple):
+        for item in part:
+            _add(digest, item)
+    elif isinstance(part, Tensor):
+        digest.update(str((part.dtype, tuple(part.shape))).encode())
+        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def exists(folder: Path) -> bool:

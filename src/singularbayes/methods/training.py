@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -289,6 +290,11 @@ def fit_learner(
     mark = resume.fingerprint(settings, free, model, prepared, run.good["vector"], seed)
     if folder is not None and resume.exists(folder):
         run.state, run.good, run.best = resume.read(folder, mark)
+        if run.state.epoch > settings.epochs:
+            raise ValueError(
+                f"the checkpoint in {folder} stands at epoch {run.state.epoch}, beyond "
+                f"epochs={settings.epochs}; ask for at least as many epochs, or choose another folder"
+            )
         run.restore(run.good)
     with shown(facts["method"], settings.epochs, progress) as display:
         _epochs(run, folder, mark, validation_draws, display, facts)
@@ -367,3 +373,12 @@ def _warn_if_degenerate(run: Run) -> None:
     with torch.no_grad():
         outputs = evaluate(network, run.model.layout, row, to_device(x, run.device), way_for(network))[0]
     run.model.likelihood.warn_if_degenerate(outputs, run.bound.likelihood_numbers)
+    if isinstance(x, Tensor) and bool((x == x[:1]).all()):
+        return  # equal inputs: equal predictions are right
+    spread = outputs.std(0) if len(outputs) > 1 else torch.ones(())
+    if bool((spread <= 1e-5 * (1 + outputs.abs().amax(0))).all()):
+        warnings.warn(
+            f"the fit predicts the same for every input: it collapsed to the prior, or is far from the "
+            f"optimum; lower temperature (now {run.settings.temperature}), weaken the prior, or train longer",
+            stacklevel=3,
+        )

@@ -1,0 +1,97 @@
+"""A fit that went wrong says so; what a checkpoint or an ensemble cannot carry is refused or named."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+import singularbayes as sb
+
+X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+def model(prior=None, network=None) -> sb.Model:
+    return sb.Model(
+        network or nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), sb.Categorical(), prior=prior
+    )
+
+
+def test_collapse_to_the_prior_is_named():
+    with pytest.warns(UserWarning, match="collapsed to the prior"):
+        sb.MeanField(epochs=150, learning_rate=0.05, temperature=1e4).fit(model(sb.Normal(1e-3)), (X, Y))
+
+
+def test_collapse_to_the_mean_is_named():
+    with pytest.warns(UserWarning, match="collapsed to its mean"):
+        sb.MeanField(epochs=1, initial_std=1e-6, temperature=0).fit(model(), (X, Y))
+
+
+def test_a_healthy_fit_is_silent(recwarn):
+    sb.MeanField(epochs=5).fit(model(), (X, Y))
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
+
+
+def test_the_mean_of_an_ensemble_is_refused():
+    posterior = sb.DeepEnsemble(members=2, member=sb.MAP(epochs=1)).fit(model(), (X, Y))
+    with pytest.raises(ValueError, match="separate networks"):
+        posterior.at_mean()
+    assert sb.MAP(epochs=1).fit(model(), (X, Y)).at_mean().predict(X).draws == 1
+
+
+def test_a_checkpoint_beyond_the_epochs_asked_for_is_refused(tmp_path):
+    start = model()
+    sb.MAP(epochs=3).fit(start, (X, Y), checkpoint=tmp_path)
+    assert sb.MAP(epochs=4).fit(start, (X, Y), checkpoint=tmp_path).info["epochs"] == 4
+    with pytest.raises(ValueError, match="beyond epochs=2"):
+        sb.MAP(epochs=2).fit(start, (X, Y), checkpoint=tmp_path)
+
+
+def test_a_checkpoint_of_other_frozen_weights_or_dict_data_is_refused(tmp_path):
+    network = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    network[0].requires_grad_(False)
+    sb.MAP(epochs=1).fit(model(network=network), (X, Y), checkpoint=tmp_path / "frozen")
+    with torch.no_grad():
+        network[0].weight.add_(1)
+    with pytest.raises(ValueError, match="another fit"):
+        sb.MAP(epochs=2).fit(model(network=network), (X, Y), checkpoint=tmp_path / "frozen")
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, values):
+            return self.layer(values)
+
+    named = sb.Model(Named(), sb.Categorical())
+    sb.MAP(epochs=1).fit(named, ({"values": X}, Y), checkpoint=tmp_path / "dict")
+    with pytest.raises(ValueError, match="another fit"):
+        sb.MAP(epochs=2).fit(named, ({"values": X + 1}, Y), checkpoint=tmp_path / "dict")
+
+
+def test_members_with_spectral_norm_keep_their_own_vectors():
+    network = nn.Sequential(spectral_norm(nn.Linear(3, 6)), nn.Tanh(), nn.Linear(6, 2))
+    member = sb.MAP(epochs=6, learning_rate=0.1, batch_size=8)
+    ensemble = sb.DeepEnsemble(members=2, member=member, reinitialize=False)
+    joint = ensemble.fit(model(network=network), (X, Y))
+    rows = joint.draw(2)
+    kinds = {slot.name: slot for slot in joint.layout.slots if slot.kind == "statistic"}
+    assert len(kinds) == 2
+    assert any(not torch.equal(rows[0, s.start : s.stop], rows[1, s.start : s.stop]) for s in kinds.values())
+
+
+def test_other_buffers_that_members_moved_apart_are_named():
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("memory", torch.zeros(3))
+
+        def forward(self, x):
+            if self.training:
+                self.memory += x.detach().sum(0) * self.layer.weight.detach().sum()
+            return self.layer(x)
+
+    with pytest.warns(UserWarning, match="memory moved in training"):
+        sb.DeepEnsemble(members=2, member=sb.MAP(epochs=1)).fit(model(network=Counter()), (X, Y))

@@ -268,15 +268,16 @@ def test_calibration_finds_the_temperature_of_the_closed_form():
     )
 
 
-def test_calibration_warns_at_its_bound():
+def test_calibration_warns_at_its_bound_and_stays_at_one():
     network = nn.Linear(1, 2)
     with torch.no_grad():
         network.weight.zero_()
         network.bias.copy_(torch.tensor([2.0, 0.0]))
     with pytest.warns(UserWarning, match="ran to its bound"):
-        gaussian_posterior(network, std=0.0).calibrate(
+        calibrated = gaussian_posterior(network, std=0.0).calibrate(
             (torch.zeros(10, 1), torch.zeros(10, dtype=torch.long))
         )
+    assert calibrated.likelihood.temperature == 1
 
 
 def test_calibration_of_a_regression_scales_the_variance():

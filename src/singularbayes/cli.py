@@ -190,8 +190,9 @@ def _print_results(console: Console, folder: Any) -> None:
     if regression:
         inside = ["rmse", "negative_log_likelihood", "interval_coverage"]
     seeds = len(folder.of(folder.names[0]))
+    state = "calibrated on validation" if folder.recipe.calibrate else "uncalibrated"
     table = Table(
-        title=f"Calibrated on validation, test set, 95% intervals over {seeds} seed(s)",
+        title=f"Test set, {state}, 95% intervals, seeds: {seeds}",
         title_justify="left",
     )
     table.add_column("method")

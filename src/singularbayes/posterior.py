@@ -257,7 +257,8 @@ class Posterior:
             ValueError: no labels.
 
         Warns:
-            UserWarning: the best temperature lies at the bound (.02 or 50): every label right, or no signal.
+            UserWarning: the best temperature lies at the bound (1/50 or 50; 1e-4 or 1e4 for regression):
+                every label right, or no signal. The data then do not tell it, and it stays at 1.
 
         References:
             Guo et al. 2017, arXiv 1706.04599, section 4.2.
@@ -276,15 +277,18 @@ class Posterior:
             tempered = base.with_temperature(math.exp(log_temperature))
             return -tempered.predictive(outputs, numbers).log_prob(labels).double().mean().item()
 
-        low, high = math.log(0.02), math.log(50.0)
+        widest = 1e4 if base.task == "gaussian" else 50.0
+        low, high = -math.log(widest), math.log(widest)
         best = _golden(nll, low, high)
+        temperature = math.exp(best)
         if min(best - low, high - best) < 1e-3:
             warnings.warn(
-                f"the calibration temperature ran to its bound {math.exp(best):.3g}: the validation labels "
-                f"are all predicted right, or the model has no signal; use more validation data",
+                f"the calibration temperature ran to its bound {temperature:.3g} and stays at 1: the "
+                f"validation labels are all predicted right, or the model has no signal; use more "
+                f"validation data",
                 stacklevel=2,
             )
-        temperature = math.exp(best)
+            temperature = 1.0
         info = {**self.info, "temperature": temperature}
         return Posterior(
             copy.deepcopy(self.network),

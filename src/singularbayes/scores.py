@@ -57,9 +57,10 @@ def mutual_information(predictive: Any) -> Tensor:
     """
     log_probs = _log_probs(predictive, "mutual_information")
     probs = log_probs.exp()
-    log_mean = probs.mean(0).log()
-    # "not equal 0" keeps a NaN a NaN, so that a broken network is seen
-    terms = (probs * (log_probs - log_mean)).where(~(probs == 0), 0.0)
+    mean = probs.mean(0)
+    # "not equal 0" keeps a NaN a NaN, so that a broken network is seen; a mean may be 0 where a probability
+    # is the smallest number there is
+    terms = (probs * (log_probs - mean.log())).where(~((probs == 0) | (mean == 0)), 0.0)
     information = terms.sum(-1).mean(0)
     return information.where(~(information <= ROUNDING), 0.0)
 

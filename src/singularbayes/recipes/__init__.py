@@ -5,7 +5,7 @@ from .folder import RunFolder, open_folder, slug, write_report
 from .recipe import Plan, Recipe, Run
 from .running import run_recipe
 
-ALL: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (digits, sine, icu)}
+ALL: dict[str, Recipe] = {r.name: r for r in (digits.RECIPE, sine.RECIPE, icu.RECIPE, icu.PAPER)}
 
 __all__ = [
     "ALL",

@@ -43,8 +43,8 @@ def load(_folder: Path | None, _seed: int) -> Splits:
     return digits.load()
 
 
-_POINT = MAP(epochs=60, batch_size=64)
-_FIELD = {"epochs": 250, "batch_size": 64, "learning_rate": 2e-3, "temperature": 0.1}
+_POINT = MAP(epochs=30)
+_FIELD = MeanField(epochs=150, learning_rate=3e-3, temperature=0.1, initial_std=0.3)
 
 RECIPE = Recipe(
     name="digits",
@@ -55,9 +55,10 @@ RECIPE = Recipe(
     plans={
         "MAP": Plan(network=full, prior=Normal(1.0), method=_POINT),
         "DeepEnsemble": Plan(network=full, prior=Normal(1.0), method=DeepEnsemble(members=5, member=_POINT)),
-        "MCDropout": Plan(network=dropped, prior=Normal(1.0), method=MCDropout(epochs=60, batch_size=64)),
-        "MeanField, full rank": Plan(network=full, prior=ScaleMixture(), method=MeanField(**_FIELD)),
-        "MeanField, low rank": Plan(network=low, prior=ScaleMixture(), method=MeanField(**_FIELD)),
+        "MCDropout": Plan(network=dropped, prior=Normal(1.0), method=MCDropout(epochs=120)),
+        "MeanField, full rank": Plan(network=full, prior=ScaleMixture(), method=_FIELD),
+        "MeanField, low rank": Plan(network=low, prior=ScaleMixture(), method=_FIELD),
     },
     panels=distance_and_correlation,
+    calibrate=False,
 )

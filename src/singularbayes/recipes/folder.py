@@ -119,6 +119,8 @@ def write_report(folder: RunFolder, splits: Splits) -> Path:
     calibration = (
         f"Every method was calibrated on the same validation set; the temperatures found: {temperatures}. "
         f"results.csv holds the numbers before and after."
+        if recipe.calibrate
+        else "Nothing was calibrated: the validation set has too few errors to tell a temperature."
     )
     report = Report(
         title=recipe.title,

@@ -69,6 +69,7 @@ class Recipe:
         draws: posterior draws of a prediction.
         needs_data: whether a data folder must be given.
         panels: figures of its own, from the splits and the runs of the first seed.
+        calibrate: fit a temperature on the validation set; ``False`` where it has too few errors to tell one.
         varies_data: draw new data for every seed (synthetic data), else the splits are those of seed 0.
     """
 
@@ -82,6 +83,7 @@ class Recipe:
     needs_data: bool = False
     panels: Callable[[Splits, Mapping[str, Run]], Sequence[Panel]] | None = None
     varies_data: bool = False
+    calibrate: bool = True
 
 
 def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

@@ -199,7 +199,9 @@ def _run(recipe: Recipe, job: _Job, bootstrap: int, say: Say) -> Run:
     model = job.plan.model(job.network, recipe.likelihood)
     held = splits.validation if job.plan.uses_validation else None
     fitted = job.plan.method.fit(model, splits.train, held, seed=job.seed, checkpoint=folder / "checkpoint")
-    calibrated = fitted.calibrate(splits.validation, draws=recipe.draws, seed=job.seed)
+    calibrated = fitted
+    if recipe.calibrate:
+        calibrated = fitted.calibrate(splits.validation, draws=recipe.draws, seed=job.seed)
     ood = {key: x if y is None else (x, y) for key, (x, y) in splits.ood.items()}
     settings = {"ood": ood, "draws": recipe.draws, "bootstrap": bootstrap, "seed": job.seed, "name": job.name}
     raw = evaluate(fitted, splits.test, **settings)

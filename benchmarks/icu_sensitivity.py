@@ -1,4 +1,4 @@
-"""How the ICU result of the low-rank posterior depends on each setting: one at a time, five seeds, on the test set.
+"""How the ICU result of the low-rank posterior depends on each setting: one at a time, five seeds, test set.
 
     python benchmarks/icu_sensitivity.py --data FOLDER --out build/bench/icu_sensitivity.json
 

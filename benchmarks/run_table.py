@@ -2,8 +2,8 @@
 
     python benchmarks/run_table.py runs/icu [--against DeepEnsemble]
 
-With ``--against`` each other method's calibrated test NLL minus that method's, paired by row: mean over seeds, and a
-95% bootstrap interval over the rows of the test set (the same rows in every seed).
+With ``--against`` each other method's calibrated test NLL minus that one's, paired by row: mean over seeds
+and a 95% bootstrap interval over the rows of the test set (the same rows in every seed).
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python benchmarks/sine_control.py --out build/bench/sine.json [--seeds 10] [--epochs 400]
 
-Trained on [-2, 2], looked at on [4, 6] and [-6, -4]. Per seed, activation and posterior: A (AUROC by epistemic
-variance), B (ratio of mean epistemic variance, OOD over test), C (coverage of nominal 95% intervals, test and
-OOD), the Spearman correlation of variance with |x| on 2 <= |x| <= 6, and the test NLL. Finished rows are kept:
-a killed run goes on.
+Trained on [-2, 2], looked at on [4, 6] and [-6, -4]. Per seed, activation and posterior: A (AUROC by
+epistemic variance), B (ratio of mean epistemic variance, OOD over test), C (coverage of nominal 95%
+intervals, test and OOD), the Spearman correlation of variance with |x| on 2 <= |x| <= 6, and the test NLL.
+Finished rows are kept: a killed run goes on.
 """
 
 import argparse

@@ -1,11 +1,15 @@
 """The command line: exit codes, one clear line for what is wrong, nothing half-written."""
 
+import io
 import subprocess
 import sys
 
 import pytest
+import torch
+from rich.console import Console
 
-from singularbayes.cli import main, parse_overrides
+from singularbayes.cli import _print_results, main, parse_overrides
+from singularbayes.recipes import ALL, run_recipe, summary
 
 # typer hands over a context of its own class; warnings of tiny fits are not what is tested here
 pytestmark = [
@@ -22,11 +26,22 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 BAD = [
-    (["run", "digitz"], "no recipe 'digitz'; known: digits, sine, icu"),
+    (["run", "digitz"], "no recipe 'digitz'; known: digits, sine, "),
     (["run", "digits", "--epoch", "3"], "no chosen method has a field 'epoch'"),
     (["run", "digits", "--epochs"], "flag --epochs needs a value"),
     (["run", "digits", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),
-    (["run", "digits", "--epochs", "many"], "epochs"),
+    (["run", "digits", "--epochs", "many"], "epochs must be a whole number, got 'many'"),
+    (["run", "digits", "--learning-rate", "abc"], "learning_rate must be a number, got 'abc'"),
+    (["run", "digits", "--patience", "1.5"], "patience must be a whole number or none, got 1.5"),
+    (["run", "digits", "--autocast", "3"], "autocast must be true or false, got 3"),
+    (["run", "digits", "--schedule", "linear"], "'linear' is not a valid Schedule"),
+    (["run", "digits", "--device", "foo"], "device 'foo' cannot be used here"),
+    (["run", "digits", "--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
+    (["run", "digits", "--executor", "3"], "no chosen method has a field 'executor'; known: autocast,"),
+    (["run", "digits", "--member", "x"], "no chosen method has a field 'member'; known: autocast,"),
+    (["run", "digits", "--bootstrap", "-1"], "bootstrap must be at least 0, got -1"),
+    (["run", "digits", "--out", 300 * "x"], "File name too long"),
+    (["run", "digits", "--learning-rate", "1e30", "--method", "map"], "the loss became nan or infinite"),
     (["run", "digits", "--seeds", "0"], "seeds must be at least 1"),
     (["run", "digits", "--method", "swag"], "method 'swag' is no plan in recipe digits; known: map,"),
     (["run", "icu"], "--data FOLDER"),
@@ -49,6 +64,41 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_p
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [], "something was left behind"
+
+
+def test_cuda_is_refused_where_there_is_none(capsys, tmp_path, monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    code, _, err = call(capsys, "run", "digits", "--device", "cuda", "--out", str(tmp_path / "out"))
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "device 'cuda' cannot be used here" in err
+
+
+def test_a_corrected_rerun_of_a_failed_run_needs_no_resume(capsys, tmp_path):
+    out = ["--method", "ensemble", "--epochs", "1", "--bootstrap", "5", "--out", str(tmp_path / "out")]
+    code, _, _ = call(capsys, "run", "digits", "--learning-rate", "1e30", *out)
+    assert code == 2
+    code, _, err = call(capsys, "run", "digits", *out)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("task", ["digits", "sine"])
+@pytest.mark.parametrize("columns", [80, 160])
+def test_no_number_of_the_table_is_cut_on_a_narrow_terminal(task, columns, tmp_path):
+    recipe = ALL[task]
+    folder = run_recipe(
+        recipe, tmp_path / "out", methods=["map", "low-rank"], overrides={"epochs": 1}, bootstrap=5
+    )
+    stream = io.StringIO()
+    console = Console(file=stream, width=columns, force_terminal=True, color_system=None)
+    _print_results(console, folder)
+    text = stream.getvalue()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    printed = [cell for column in summary(folder).columns for cell in column.cells]
+    for cell in printed:
+        assert cell.text in text
+        assert cell.interval in text
 
 
 def test_flags_become_fields():

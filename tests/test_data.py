@@ -1,13 +1,15 @@
 """Data as users have them: every form gives the same rows, and faults are named."""
 
+import random
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from singularbayes.data import Items, Loader, Tensors, as_inputs, as_labels, as_source, gather
+from singularbayes.data import Items, Loader, Tensors, as_inputs, as_labels, as_source, gather, take
 
 X = torch.arange(22.0).reshape(11, 2)
 Y = torch.arange(11)
@@ -130,6 +132,69 @@ def test_a_sampler_with_a_generator_of_its_own_is_put_back():
     assert torch.equal(own.get_state(), state)
 
 
+class OwnBatches:
+    """A batch sampler that shuffles with a generator of its own."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self):
+        return iter([rows.tolist() for rows in torch.randperm(len(X), generator=self.generator).split(4)])
+
+
+@pytest.mark.parametrize("holder", ["batch sampler", "its sampler"])
+def test_a_batch_sampler_with_a_generator_is_seeded_and_put_back(holder):
+    own = torch.Generator().manual_seed(5)
+    state = own.get_state()
+    data = TensorDataset(X, Y)
+    of_batches = (
+        OwnBatches(own)
+        if holder == "batch sampler"
+        else BatchSampler(RandomSampler(data, generator=own), 4, drop_last=False)
+    )
+    source = source_of(DataLoader(data, batch_sampler=of_batches))
+    assert torch.equal(own.get_state(), state)
+    first, again, other = (torch.cat([y for _, y in rows(source, epoch=epoch)]) for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(own.get_state(), state)
+
+
+class Augmented(Pairs):
+    """Rows moved by the global generators of NumPy and Python."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        moved = torch.tensor([np.random.rand(), random.random()], dtype=torch.float32)  # noqa: NPY002
+        return X[index] + moved, int(Y[index])
+
+
+@pytest.mark.usefixtures("unchecked")  # beartype draws from Python's random to choose what it checks
+@pytest.mark.parametrize("form", ["items", "loader"])
+def test_augmentation_with_numpy_and_python_is_repeated_and_leaves_their_state(form):
+    source = source_of(Augmented() if form == "items" else DataLoader(Augmented(), batch_size=4))
+    seen = []
+    for epoch, junk in ((0, 1), (0, 2), (1, 3)):
+        np.random.seed(junk)  # noqa: NPY002
+        random.seed(junk)
+        drawn = []
+        for x, _ in source.epoch(4, 0, epoch, shuffle=False):
+            drawn.append(x)
+            for _ in range(junk):  # between batches
+                mine = np.random.rand(), random.random()  # noqa: NPY002
+        seen.append(torch.cat(drawn))
+        np.random.seed(junk)  # noqa: NPY002
+        random.seed(junk)
+        for _ in range(3 * junk):
+            expected = np.random.rand(), random.random()  # noqa: NPY002
+        assert mine == expected
+    assert torch.equal(seen[0], seen[1])
+    assert bool((seen[0] != seen[2]).all())
+    assert len((seen[0] - X).unique(dim=0)) == len(X)  # every row is moved in its own way
+
+
 def test_random_draws_of_the_training_step_do_not_change_a_loaders_order():
     source = source_of(DataLoader(Pairs(noise=1.0), batch_size=4, shuffle=True))
     quiet = torch.cat([x for x, _ in rows(source)])
@@ -198,6 +263,42 @@ def test_truth_values_beside_numbers_in_a_frame_are_numbers():
     assert as_inputs(frame, torch.float32, False).tolist() == [[1.5, 1.0], [2.0, 0.0]]
 
 
+def test_truth_values_inside_a_structure_stay_masks_and_are_features_alone():
+    mask = torch.tensor([[False, True]])
+    for integers in (False, True):
+        assert as_inputs(mask, torch.float32, integers).tolist() == [[0.0, 1.0]]
+        nested = {"x": torch.ones(1, 2), "more": (mask, {"mask": mask.numpy()})}
+        held = as_inputs(nested, torch.float64, integers)
+        again = as_inputs(held, torch.float64, integers)
+        for each in (held, again):
+            assert each["x"].dtype == torch.float64
+            assert torch.equal(each["more"][0], mask)
+            assert torch.equal(each["more"][1]["mask"], mask)
+    (x, found), _ = next(source_of([((torch.ones(1, 2), mask), Y[:1])]).epoch(1, 0, 0, shuffle=False))
+    assert (x.dtype, found.dtype) == (torch.float32, torch.bool)
+
+
+def test_a_mask_of_attention_hides_its_keys():
+    attention = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    x, mask = torch.randn(2, 3, 4), torch.tensor([[False, False, True]] * 2)
+    other = x.clone()
+    other[:, 2] += 5.0
+    outputs = []
+    for each in (x, other):
+        held = as_inputs({"x": each, "mask": mask}, torch.float32, False)
+        outputs.append(attention(x[:, :2], held["x"], held["x"], key_padding_mask=held["mask"])[0])
+    torch.testing.assert_close(*outputs)
+
+
+def test_rows_are_taken_from_every_part_of_a_structure():
+    x = {"a": X, "b": (Y, {"c": X[:, 0]})}
+    for index in (slice(2, 4), torch.tensor([2, 3])):
+        held = take(x, index)
+        assert torch.equal(held["a"], X[2:4])
+        assert torch.equal(held["b"][0], Y[2:4])
+        assert torch.equal(held["b"][1]["c"], X[2:4, 0])
+
+
 def test_whole_numbers_stay_for_a_network_that_takes_them():
     assert as_inputs(np.array([[1, 2]]), torch.float32, True).dtype == torch.int64
     assert (
@@ -234,6 +335,9 @@ def test_a_value_beyond_the_networks_range_is_told():
     [
         ((X[:0], Y[:0]), ValueError, "X is empty"),
         ((X, Y[:5]), ValueError, "X has 11 rows and y has 5"),
+        ((({"a": X}, X[:5]), Y), ValueError, r"the parts of X have \[5, 11\] rows"),
+        (({}, Y), ValueError, "X is empty: a dict or tuple without inputs"),
+        ([(X, Y[:5])], ValueError, "X has 11 rows and y has 5"),
         ([], ValueError, "no batch came out"),
         (iter([(X, Y)]), TypeError, "read only once"),
         (((X, Y) for _ in range(2)), TypeError, "read only once"),

@@ -116,6 +116,32 @@ def test_ranking_and_scale_both_poor_point_to_a_sharp_centre():
     assert "flatter minimum" in diagnosis.points_to("far")
 
 
+def test_a_scale_that_does_not_point_up_is_no_normal_size():
+    diagnosis = diagnose(_classes(BELL, 1.02 * RNG.permutation(BELL)))
+    a, b, _ = diagnosis.criteria["far"]
+    assert b.value > 1
+    assert (a.status, b.status, b.low < 1) == ("poor", "poor", True)
+    assert not a.verdict.startswith("inverted")
+    assert "sharp centre" in diagnosis.points_to("far")
+
+
+INFO = [
+    ({"method": "MeanField"}, "if the posterior is diagonal on full weights, cross terms", "members"),
+    ({"method": "DeepEnsemble", "low_rank": True}, "members differ more", "cross terms"),
+    ({"method": "DeepEnsemble"}, "members differ more", "low rank"),
+    ({"method": "MeanField", "low_rank": True}, "another rank or a subspace", "cross terms"),
+]
+
+
+@pytest.mark.parametrize("far", [INVERTED, 0.5 * TEST], ids=["structure", "sharp centre"])
+@pytest.mark.parametrize(("info", "said", "unsaid"), INFO)
+def test_the_advice_fits_the_method(far, info, said, unsaid):
+    evaluation = dataclasses.replace(_classes(TEST, far), info=info)
+    advice = diagnose(evaluation).points_to("far")
+    assert said in advice
+    assert unsaid not in advice
+
+
 def test_a_fine_ranking_with_wrong_probabilities_points_to_the_temperature():
     diagnosis = diagnose(_classes(BELL, 20 * BELL, confidence=0.99))
     mass = diagnosis.in_distribution[1]

@@ -4,9 +4,11 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from singularbayes import metrics
 from singularbayes.evaluation import Evaluation, evaluate, paired_difference
@@ -21,6 +23,7 @@ class LinearPosterior:
         self.likelihood = SimpleNamespace(task=task)
         self.info = {"method": "Linear", "numbers": 12, "seconds": 0.5, "epochs": 3, "settings": {"a": 1}}
         self.outputs, self.spread, self.calls = outputs, spread, 0
+        self.dtype = torch.float64
 
     def predict(self, x, draws=64, seed=0):
         self.calls += 1
@@ -156,8 +159,91 @@ def test_inputs_may_be_dicts_and_tuples_of_arrays():
         found = evaluate(_posterior("categorical"), (form, y), {"far": (form, y)}, bootstrap=5).to_dict()
         assert found["metrics"] == expected["metrics"]
         assert found["ood"] == expected["ood"]
-    with pytest.raises(ValueError, match=r"inputs of set 'test' have \[5, 120\] rows"):
+    with pytest.raises(ValueError, match=r"set 'test': the parts of X have \[5, 120\] rows"):
         evaluate(_posterior("categorical"), ((x, x[:5]), y))
+
+
+class Examples(Dataset):
+    """A map-style data set of the classification problem."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = _data("categorical")
+        return x[index], y[index]
+
+
+def _forms():
+    x, y = _data("categorical")
+    half = slice(0, 60), slice(60, 120)
+    return {
+        "arrays": (x.numpy(), y.numpy()),
+        "list pair": [x, y],
+        "frames": (pd.DataFrame(x.numpy()), pd.Series(y.numpy())),
+        "lists": (x.tolist(), y.tolist()),
+        "dataset": Examples(),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=50),
+        "two batches": [(x[part], y[part]) for part in half],
+        "batches": tuple((x[i : i + 40], y[i : i + 40]) for i in (0, 40, 80)),
+        "dict batches": [{"x": x[part], "labels": y[part]} for part in half],
+        "one dict batch": {"x": x, "label": y},
+    }
+
+
+@pytest.mark.parametrize("form", _forms())
+def test_test_and_ood_sets_may_be_of_every_form_that_fit_takes(form):
+    posterior, data = _posterior("categorical"), _data("categorical")
+    expected = evaluate(posterior, data, {"far": data}, bootstrap=5).to_dict()
+    assert evaluate(posterior, _forms()[form], {"far": _forms()[form]}, bootstrap=5).to_dict() == expected
+
+
+@pytest.mark.parametrize("form", ["tensor", "array", "frame", "dict", "three"])
+def test_ood_sets_without_labels_may_be_tensors_arrays_frames_and_structures(form):
+    x = _data("categorical")[0]
+    forms = {"tensor": x, "array": x.numpy(), "frame": pd.DataFrame(x.numpy()), "dict": {"x": x.numpy()}}
+    given = {**forms, "three": (x, x, x)}[form]
+    evaluation = evaluate(
+        _posterior("categorical"), (x, _data("categorical")[1]), {"far": given}, bootstrap=0
+    )
+    assert evaluation.sets["far"].labels is None
+    np.testing.assert_array_equal(evaluation.sets["far"].mean, evaluation.sets["test"].mean)
+
+
+def test_a_shuffling_loader_is_evaluated_in_the_same_order_twice_and_moves_no_state():
+    loader = DataLoader(TensorDataset(*_data("categorical")), batch_size=7, shuffle=True)
+    before = torch.get_rng_state()
+    a, b = (evaluate(_posterior("categorical"), loader, bootstrap=0) for _ in range(2))
+    np.testing.assert_array_equal(a.sets["test"].labels, b.sets["test"].labels)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Recorder(LinearPosterior):
+    """Keeps the inputs that it was given."""
+
+    def predict(self, x, draws=64, seed=0):
+        self.given = x
+        return super().predict(x, draws, seed)
+
+
+def test_a_posterior_without_a_dtype_gets_float32_and_whole_numbers_and_masks_as_they_are():
+    x, y = _data("categorical")
+    posterior = Recorder("categorical")
+    del posterior.dtype
+    evaluate(posterior, ((x, torch.arange(120), torch.ones(120, 2, dtype=torch.bool)), y), bootstrap=0)
+    assert [part.dtype for part in posterior.given] == [torch.float32, torch.int64, torch.bool]
+
+
+def test_whole_numbers_are_cast_for_a_network_that_takes_no_ids():
+    x, y = torch.arange(40).reshape(10, 4), torch.arange(10) % 3
+    posterior = Recorder("categorical")
+    for network, dtype in (
+        (torch.nn.Linear(4, 3), torch.float64),
+        (torch.nn.Embedding(40, 3), torch.int64),
+    ):
+        posterior.network = network
+        evaluate(posterior, (x, y), bootstrap=0)
+        assert posterior.given.dtype == dtype
 
 
 def test_several_outputs_are_measured_together():
@@ -275,18 +361,24 @@ def test_saving_over_something_else_and_loading_nothing_are_refused(tmp_path):
 X, Y = _data("categorical", 10)
 WRONG = {
     "no labels": ((X, {}), "test has no labels"),
-    "no rows": (((X[:0], Y[:0]), {}), "'test' is empty"),
-    "lengths": (((X, Y[:5]), {}), r"10 rows of X and labels of shape \(5,\)"),
-    "kind of data": (("data.csv", {}), "'test' is a str"),
-    "kind of OOD data": (((X, Y), {"far": 3}), "'far' is a int"),
+    "no rows": (((X[:0], Y[:0]), {}), "set 'test': X is empty"),
+    "lengths": (((X, Y[:5]), {}), "set 'test': X has 10 rows and y has 5"),
+    "kind of data": (
+        ("data.csv", {}),
+        r"set 'test': data must be \(X, y\), a Dataset, or an iterable of batches, got str",
+    ),
+    "kind of OOD data": (((X, Y), {"far": 3}), "set 'far': data must be .* got int"),
     "OOD set named test": (((X, Y), {"test": X}), "other than 'test'"),
-    "empty OOD": (((X, Y), {"far": X[:0]}), "'far' is empty"),
+    "empty OOD": (((X, Y), {"far": X[:0]}), "set 'far': X is empty"),
     "half labels": (((X, Y + 0.5), {}), "in row 0 of set 'test'; expected whole numbers"),
     "negative labels": (((X, Y - 5), {}), "expected whole numbers from 0"),
     "one-hot labels": (((X, torch.eye(3)[Y]), {}), r"shape \(10, 3\)"),
-    "NaN inputs": (((X * float("nan"), Y), {}), r"X of set 'test' is nan at \(0, 0\)"),
-    "NaN labels": (((X, Y * float("nan")), {}), "y of set 'test' is not finite in row 0"),
-    "text labels": (((X, ["a"] * 10), {}), "expected numbers"),
+    "NaN inputs": (((X * float("nan"), Y), {}), "set 'test': X holds nan at row 0, column 0"),
+    "NaN labels": (((X, Y * float("nan")), {}), "set 'test': y holds nan at row 0"),
+    "an iterator": ((iter([(X, Y)]), {}), "set 'test': .* read only once"),
+    "OOD batches without labels": (((X, Y), {"far": [[X]]}), r"set 'far': a batch must be \(x, y\)"),
+    "no inputs": (((X, Y), {"far": {}}), "set 'far': X is empty"),
+    "text labels": (((X, ["a"] * 10), {}), "set 'test': y must be numeric"),
 }
 
 

@@ -411,12 +411,19 @@ def test_an_interrupted_save_leaves_the_posterior_that_was_there(tmp_path, monke
     assert torch.equal(load(tmp_path, mlp()).draw(3), old.draw(3))
 
 
-def test_a_likelihood_of_the_users_own_cannot_be_saved_and_says_so(tmp_path):
-    class Own(sb.Categorical):
-        pass
+class Own(sb.Categorical):
+    """A likelihood of the user's own."""
 
-    with pytest.raises(TypeError, match="only the library's own likelihoods"):
-        gaussian_posterior(mlp(), likelihood=Own()).save(tmp_path)
+
+def test_a_likelihood_of_the_users_own_is_handed_to_load_again(tmp_path):
+    network = mlp()
+    posterior = gaussian_posterior(network, likelihood=Own())
+    posterior.save(tmp_path)
+    with pytest.raises(ValueError, match=r"likelihood of your own \(Own\); pass it"):
+        sb.load(tmp_path, network)
+    loaded = sb.load(tmp_path, network, likelihood=Own())
+    assert torch.equal(loaded.draw(3), posterior.draw(3))
+    assert isinstance(loaded.likelihood, Own)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])

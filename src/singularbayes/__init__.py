@@ -1,6 +1,6 @@
 """Bayesian neural networks that stay small and know when they do not know."""
 
-from . import metrics, nn, scores
+from . import metrics, nn, scores, theory
 from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
@@ -46,4 +46,5 @@ __all__ = [
     "metrics",
     "nn",
     "scores",
+    "theory",
 ]

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     help="Bayesian neural networks that stay small and know when they do not know.",
@@ -39,15 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(args=arguments, standalone_mode=False)
-    except (
-        UsageError,
-        ValueError,
-        TypeError,
-        FileNotFoundError,
-        FileExistsError,
-        NotADirectoryError,
-        IsADirectoryError,
-    ) as error:
+    except (UsageError, ValueError, TypeError, OSError, FloatingPointError) as error:  # last: a diverged fit
         _stop(error)
     except (typer.Exit, typer.Abort, KeyboardInterrupt) as stop:
         sys.exit(getattr(stop, "exit_code", 130))
@@ -162,60 +157,47 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def _cell(interval: Any, digits: int = 3) -> str:
-    if interval is None or interval.value != interval.value:
-        return "-"
-    if interval.low != interval.low:
-        return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-
-
-_SHORT = {
-    "epistemic_variance": "epistemic",
-    "expected_calibration_error": "ECE",
-    "interval_coverage": "coverage",
-    "mutual_information": "MI",
-    "negative_log_likelihood": "NLL",
-    "rmse": "RMSE",
-}
+_PIPE = 200  # columns of a table that does not go to a terminal
 
 
 def _print_results(console: Console, folder: Any) -> None:
-    from .report import pool
+    """The report's main table, each value over its interval; more tables where one is too wide."""
+    from .recipes import summary
 
-    first = folder.runs[0].evaluation
-    regression = first.task == "gaussian"
-    scores = [first.score] if regression else [first.score, "entropy"]
-    inside = ["accuracy", "negative_log_likelihood", "expected_calibration_error"]
-    if regression:
-        inside = ["rmse", "negative_log_likelihood", "interval_coverage"]
-    seeds = len(folder.of(folder.names[0]))
     state = "calibrated on validation" if folder.recipe.calibrate else "uncalibrated"
-    table = Table(
-        title=f"Test set, {state}, 95% intervals, seeds: {seeds}",
-        title_justify="left",
-    )
+    seeds = len({run.seed for run in folder.runs})
+    console.print(f"\nTest set, {state}, seeds: {seeds}; each value over its 95% interval")
+    wide = console if console.is_terminal else Console(width=_PIPE)
+    numbers, *measures, seconds = summary(folder).columns
+    part: list[Any] = []
+    for column in (numbers, seconds, *measures):
+        if part and _width(_table(folder.names, [*part, column])) > wide.width:
+            wide.print(_table(folder.names, part))
+            part = []
+        part.append(column)
+    wide.print(_table(folder.names, part))
+
+
+def _width(table: Table) -> int:
+    return Console(width=10_000).measure(table).maximum
+
+
+def _table(names: Any, columns: Any) -> Table:
+    def folded(text: str, width: int) -> str:
+        return textwrap.fill(text, width, break_long_words=False)
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("method")
-    for header in ["parameters", *(_SHORT.get(key, key) for key in inside)]:
-        table.add_column(header, justify="right")
-    for name in first.ood:
-        for score in scores:
-            table.add_column(f"AUROC {name} by {_SHORT.get(score, score)}", justify="right")
-    table.add_column("seconds", justify="right")
-    for name in folder.names:
-        runs = [run.evaluation for run in folder.of(name)]
-        cells = [
-            f"{runs[0].info['numbers']:,}",
-            *(_cell(pool([e.metrics[key] for e in runs])) for key in inside),
-        ]
-        cells += [
-            _cell(pool([e.ood[unfamiliar][score]["auroc"] for e in runs]))
-            for unfamiliar in first.ood
-            for score in scores
-        ]
-        cells.append(f"{sum(e.info['seconds'] for e in runs) / len(runs):.1f}")
-        table.add_row(name, *cells)
-    Console(width=max(console.width, 170) if not console.is_terminal else console.width).print(table)
+    for column in columns:
+        group = column.group.replace(" against test", "") if column.group != "Test set" else ""
+        arrow = len(column.sub) == 1
+        lines = (group, f"{column.head} {column.sub}" if arrow else column.head, "" if arrow else column.sub)
+        table.add_column("\n".join(folded(line, 14) for line in lines if line), justify="right")
+    for row, name in enumerate(names):
+        cells = [column.cells[row] for column in columns]
+        texts = [Text(f"{c.text}\n{c.interval}".strip(), "bold" if c.best else "") for c in cells]
+        table.add_row(Text(folded(name, 12)), *texts)
+    return table
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """Data as users have them: arrays, tensors, a Dataset, batches, Hugging Face dicts.
 
 Every form becomes a source with ``num_data`` and ``epoch(...)``: an iterator of ``(x, y)`` batches. Tensors
-in memory are shuffled by our own generator; a user's loader is iterated with the global random state seeded
-and put back.
+in memory are shuffled by our own generator; a user's loader is iterated with the global random state (torch,
+NumPy, Python) seeded and put back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from .random import derive, forked, generator
+from .random import derive, forked, generator, snapshot
 
 __all__ = [
     "Batches",
@@ -28,6 +28,7 @@ __all__ = [
     "as_source",
     "batch_size_of",
     "gather",
+    "take",
     "to_device",
 ]
 
@@ -52,10 +53,16 @@ def batch_size_of(x: Any) -> int:
     return batch_size_of(x[0]) if isinstance(x, list | tuple) else len(x)
 
 
-def _take(x: Any, index: Tensor | slice) -> Any:
+def take(x: Any, index: Tensor | slice) -> Any:
+    """Rows of a tensor, or of every tensor of a dict or tuple.
+
+    Example:
+        >>> take({"ids": torch.arange(3), "more": (torch.ones(3, 2),)}, slice(0, 1))
+        {'ids': tensor([0]), 'more': (tensor([[1., 1.]]),)}
+    """
     if isinstance(x, Mapping):
-        return {key: _take(value, index) for key, value in x.items()}
-    return tuple(_take(value, index) for value in x) if isinstance(x, tuple) else x[index]
+        return {key: take(value, index) for key, value in x.items()}
+    return tuple(take(value, index) for value in x) if isinstance(x, tuple) else x[index]
 
 
 def _refuse_nonfinite(x: Tensor, what: str) -> None:
@@ -94,6 +101,9 @@ def _is_frame_of_numbers(x: Any) -> bool:
 def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> Any:
     """Inputs as tensors: floating point cast to ``dtype``, checked for NaN and infinity.
 
+    Truth values alone are features and cast to ``dtype``; inside a dict or tuple they are masks and stay
+    truth values, for attention adds a mask of numbers.
+
     Args:
         x: tensor, array, data frame, or a dict or tuple of them; rows first.
         dtype: the network's dtype.
@@ -101,17 +111,18 @@ def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> An
         what: name for messages.
 
     Raises:
-        ValueError: not finite (row and column named), or no rows.
+        ValueError: not finite (row and column named), no rows, or parts with different numbers of rows.
         TypeError: not numeric.
     """
     if isinstance(x, Mapping):
-        return {
-            k: as_inputs(v, dtype, True, f"{what}[{k!r}]")
-            for k, v in x.items()
-            if k not in LABEL_KEYS and v is not None
-        }
+        names = [key for key, value in x.items() if key not in LABEL_KEYS and value is not None]
+        parts = [_part(x[key], dtype, True, f"{what}[{key!r}]") for key in names]
+        _same_rows(parts, what)
+        return dict(zip(names, parts, strict=True))
     if isinstance(x, tuple):
-        return tuple(as_inputs(value, dtype, integers, f"{what}[{i}]") for i, value in enumerate(x))
+        parts = [_part(value, dtype, integers, f"{what}[{i}]") for i, value in enumerate(x)]
+        _same_rows(parts, what)
+        return tuple(parts)
     tensor = _tensor(x, what)
     if tensor.dim() == 0 or len(tensor) == 0:
         raise ValueError(f"{what} is empty (shape {tuple(tensor.shape)}); expected at least one row")
@@ -120,6 +131,24 @@ def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> An
         tensor = tensor.to(dtype)
         _refuse_nonfinite(tensor, f"{what} (as {dtype})")
     return tensor.contiguous()
+
+
+def _part(x: Any, dtype: torch.dtype, integers: bool, what: str) -> Any:
+    """One input of several: truth values stay."""
+    if not isinstance(x, Mapping | tuple):
+        tensor = _tensor(x, what)
+        if tensor.dtype == torch.bool and tensor.dim() and len(tensor):
+            return tensor.contiguous()
+        x = tensor
+    return as_inputs(x, dtype, integers, what)
+
+
+def _same_rows(parts: Sequence[Any], what: str) -> None:
+    if not parts:
+        raise ValueError(f"{what} is empty: a dict or tuple without inputs; expected at least one")
+    counts = sorted({batch_size_of(part) for part in parts})
+    if len(counts) > 1:
+        raise ValueError(f"the parts of {what} have {counts} rows; expected the same number each")
 
 
 def as_labels(y: Any, dtype: torch.dtype) -> Tensor:
@@ -160,7 +189,7 @@ class Tensors:
             if count - stop == 1:
                 stop = count
             index = slice(start, stop) if order is None else order[start:stop]
-            yield _take(self.x, index), _take(self.y, index)
+            yield take(self.x, index), take(self.y, index)
             start = stop
 
 
@@ -177,30 +206,45 @@ class Loader:
         return self
 
     def epoch(self, batch_size: int, seed: int, epoch: int, *, shuffle: bool) -> Iterator[tuple[Any, Tensor]]:
-        holders = (self.batches, getattr(self.batches, "sampler", None))
-        found = [getattr(holder, "generator", None) for holder in holders]
-        own = [g for g in found if isinstance(g, torch.Generator)]
+        if type(self.batches) in (list, tuple):  # nothing is drawn, so there is no state to keep
+            for batch in self.batches:
+                yield _split(batch, self.dtype, self.integers)
+            return
+        own = _generators_of(self.batches)
         states = [g.get_state() for g in own]
         try:
             with forked(seed, "loader", epoch):
                 for g in own:
                     g.manual_seed(derive(seed, "loader", epoch))
                 iterator = iter(self.batches)
-                inside = torch.get_rng_state()
+                inside = snapshot()
             while True:
-                outside = torch.get_rng_state()
-                torch.set_rng_state(inside)
+                outside = snapshot()
+                inside()
                 try:
                     batch = next(iterator)
                 except StopIteration:
                     return
                 finally:
-                    inside = torch.get_rng_state()
-                    torch.set_rng_state(outside)
+                    inside = snapshot()
+                    outside()
                 yield _split(batch, self.dtype, self.integers)
         finally:
             for g, state in zip(own, states, strict=True):
                 g.set_state(state)
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    """Generators of a loader's own, of its sampler, and of its batch sampler and that one's sampler."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 @dataclass(frozen=True)
@@ -236,7 +280,7 @@ def _split(batch: Any, dtype: torch.dtype, integers: bool) -> tuple[Any, Tensor]
             raise ValueError(
                 f"a dict batch needs labels under one of {LABEL_KEYS}, got keys {sorted(map(str, batch))}"
             )
-        return as_inputs(batch, dtype, integers), as_labels(batch[key], dtype)
+        return _pair(batch, batch[key], dtype, integers)
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         found = (
             f"{type(batch).__name__} of length {len(batch)}"
@@ -245,7 +289,14 @@ def _split(batch: Any, dtype: torch.dtype, integers: bool) -> tuple[Any, Tensor]
         )
         raise ValueError(f"a batch must be (x, y) or a dict with 'labels', got {found}")
     x, y = batch
-    return as_inputs(tuple(x) if isinstance(x, list) else x, dtype, integers), as_labels(y, dtype)
+    return _pair(tuple(x) if isinstance(x, list) else x, y, dtype, integers)
+
+
+def _pair(x: Any, y: Any, dtype: torch.dtype, integers: bool) -> tuple[Any, Tensor]:
+    inputs, labels = as_inputs(x, dtype, integers), as_labels(y, dtype)
+    if batch_size_of(inputs) != len(labels):
+        raise ValueError(f"X has {batch_size_of(inputs)} rows and y has {len(labels)}; they must be equal")
+    return inputs, labels
 
 
 def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
@@ -261,10 +312,7 @@ def as_source(data: Any, dtype: torch.dtype, integers: bool) -> Batches:
         TypeError: a kind of data that is not known, or an iterator that can be read only once.
     """
     if isinstance(data, tuple | list) and len(data) == 2 and _is_arrays(data):
-        x, y = as_inputs(data[0], dtype, integers), as_labels(data[1], dtype)
-        if batch_size_of(x) != len(y):
-            raise ValueError(f"X has {batch_size_of(x)} rows and y has {len(y)}; they must be equal")
-        return Tensors(x, y)
+        return Tensors(*_pair(data[0], data[1], dtype, integers))
     if isinstance(data, Iterator):
         raise TypeError(
             "training reads the data once an epoch, and this iterator can be read only once; pass a list of "

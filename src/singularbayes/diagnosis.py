@@ -71,6 +71,8 @@ class Diagnosis:
         in_distribution: on test data: Spearman's correlation of uncertainty with error (key A), then C.
         median_ratio: OOD set -> median uncertainty over that on test rows, beside B.
         prevalence: OOD set -> share of its rows among OOD and test rows.
+        method: what made the posterior, from the evaluation's ``info``; "" where it does not say.
+        low_rank: whether the belief is over low-rank factors, from the same place.
     """
 
     name: str
@@ -79,21 +81,24 @@ class Diagnosis:
     in_distribution: tuple[Criterion, ...]
     median_ratio: dict[str, Interval]
     prevalence: dict[str, float]
+    method: str = ""
+    low_rank: bool = False
 
     def points_to(self, name: str) -> str:
         """What the three criteria of an OOD set point to, structure before scale."""
         a, b, c = self.criteria[name]
         if "not measured" in (a.status, b.status):
             return "the model states no usable uncertainty: use a method with more than one draw"
-        if a.status == "poor" and b.value > 1:
+        misleading = _inverted(a) and b.value > 1  # B is poor then, but not because it is small
+        if a.status == "poor" and (b.status == "good" or misleading):
             return (
-                "the structure of the posterior: its size is normal and its shape is wrong (cross terms "
-                "between weights are missing); try low rank or a subspace before any rescaling"
+                "the structure of the posterior: its size is normal and its shape is wrong; "
+                f"{self._structure_remedy()} before any rescaling"
             )
         if a.status == "poor":
             return (
                 "a sharp centre: neither the order nor the size responds to distance; try a flatter minimum "
-                "(SWA) first, then low rank"
+                f"(SWA) first, then {self._structure_remedy()}"
             )
         if "poor" in (c.status, self.in_distribution[-1].status):
             return (
@@ -102,6 +107,17 @@ class Diagnosis:
         if b.status == "poor":
             return "a few test rows with very large uncertainty: the order is right, so look at those rows"
         return "nothing to mend here"
+
+    def _structure_remedy(self) -> str:
+        """What to change about the shape of this method's posterior."""
+        if "Ensemble" in self.method:
+            return "make the members differ more: more of them, or each with a belief of its own (MeanField)"
+        if self.low_rank:
+            return "as the weights are low rank already, try another rank or a subspace"
+        return (
+            "if the posterior is diagonal on full weights, cross terms between weights are missing: try low "
+            "rank or a subspace"
+        )
 
     def text(self) -> str:
         """The diagnosis as plain text, a line per criterion."""
@@ -154,7 +170,14 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
         medians[name] = ratios["median"]
     inside = (_error_correlation(evaluation), _mass("test", evaluation))
     return Diagnosis(
-        evaluation.name, evaluation.score, criteria, inside, medians, dict(evaluation.prevalence)
+        evaluation.name,
+        evaluation.score,
+        criteria,
+        inside,
+        medians,
+        dict(evaluation.prevalence),
+        method=str(evaluation.info.get("method", "")),
+        low_rank=bool(evaluation.info.get("low_rank", False)),
     )
 
 

@@ -206,6 +206,9 @@ def _real_labels(y: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
     return y
 
 
+_LOG_NOISE = 12.0  # nats: a learned standard deviation stays within e^-12 and e^12
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """Gaussian noise of one standard deviation: outputs and labels ``(B,)``, ``(B, 1)`` or ``(B, k)``.
@@ -259,7 +262,12 @@ class Gaussian:
         return replace(self, temperature=temperature)
 
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
-        return None
+        if self.noise is None and bool((parameters["log_noise"].abs() >= _LOG_NOISE).any()):
+            warnings.warn(
+                "the learned noise ran to its bound: the network fits every label exactly, or the labels are "
+                "far from the scale of 1; rescale y, or give the noise",
+                stacklevel=2,
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return {"noise": self.noise, "temperature": self.temperature, "initial_noise": self.initial_noise}
@@ -267,7 +275,8 @@ class Gaussian:
     def _log_noise(self, parameters: Parameters, means: Tensor) -> Tensor:
         if self.noise is not None:
             return means.new_tensor(math.log(self.noise))
-        log_noise = _wide(parameters["log_noise"])  # (1,) in training, (S, 1) in prediction
+        log_noise = _wide(parameters["log_noise"]).clamp(-_LOG_NOISE, _LOG_NOISE)
+        # one number in training, one for each draw in prediction
         return log_noise if log_noise.dim() == 1 else log_noise.view(-1, *[1] * (means.dim() - 1))
 
 

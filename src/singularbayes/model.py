@@ -79,9 +79,11 @@ class Model:
 
     def _blocks(self) -> Iterator[tuple[slice, BlockPrior]]:
         """Contiguous stretches of the belief with one prior each."""
+        slots = self.layout.of_kind("belief")
+        chosen = self._chosen([slot.aliases for slot in slots])
         start, current = 0, None
-        for slot in self.layout.of_kind("belief"):
-            prior = self._prior_of(slot.aliases)
+        for slot in slots:
+            prior = chosen[slot.name]
             if current is not None and prior != current:
                 yield slice(start, slot.start), current
                 start = slot.start
@@ -89,19 +91,20 @@ class Model:
         assert current is not None  # noqa: S101 - a layout always has a belief
         yield slice(start, self.layout.belief), current
 
-    def _prior_of(self, names: tuple[str, ...]) -> BlockPrior:
+    def _chosen(self, names: list[tuple[str, ...]]) -> dict[str, BlockPrior]:
+        """The prior of every believed parameter, by first name."""
         if not isinstance(self.prior, PerParameter):
-            return self.prior
-        slots = [slot.aliases for slot in self.layout.of_kind("belief")]
-        chosen = {
-            pattern: match_names(pattern, slots, "prior") for pattern in self.prior.priors
-        }  # all are checked
+            return dict.fromkeys((aliases[0] for aliases in names), self.prior)
+        chosen: dict[str, BlockPrior] = {}
         for pattern, prior in self.prior.priors.items():
-            if names[0] in chosen[pattern]:
-                return prior
-        raise ValueError(
-            f"no prior for parameter {names[0]}; add a pattern that matches it, or '*' at the end"
-        )
+            for name in match_names(pattern, names, "prior"):
+                chosen.setdefault(name, prior)
+        for aliases in names:
+            if aliases[0] not in chosen:
+                raise ValueError(
+                    f"no prior for parameter {aliases[0]}; add a pattern that matches it, or '*' at the end"
+                )
+        return chosen
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Log prior density of rows ``(..., D)``, summed over the believed entries, in nats."""

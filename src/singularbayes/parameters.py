@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 __all__ = ["Layout", "Patterns", "Slot", "match_names", "owner"]
@@ -110,6 +110,11 @@ def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
             raise ValueError(
                 f"{path or 'the network'} uses the old torch.nn.utils.weight_norm, which recomputes its "
                 f"weight in a hook; use torch.nn.utils.parametrizations.weight_norm"
+            )
+        if isinstance(module, _BatchNorm) and not module.track_running_stats:
+            raise ValueError(
+                f"{path or 'the network'} is a {type(module).__name__} without running statistics: a "
+                f"prediction would depend on the other rows of its batch; set track_running_stats=True"
             )
     if not parameters:
         raise ValueError(

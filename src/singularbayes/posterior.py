@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from . import distributions, saving
-from .data import as_inputs, as_source, batch_size_of, gather, to_device
+from .data import as_inputs, as_source, batch_size_of, gather, take, to_device
 from .distributions import StoredDraws
 from .functions import call, evaluate, way_for
 from .likelihoods import Likelihood
@@ -71,19 +71,13 @@ class Posterior:
         self.layout = layout
         self.info = dict(info)
         self.way = way_for(self.network)
+        mean = distribution.mean
+        self.dtype, self.device = mean.dtype, mean.device
         self._widths: dict[Any, int] = {}
 
     def __repr__(self) -> str:
         method, kind = self.info.get("method", "?"), self.distribution.kind
         return f"Posterior({method}, {kind}, {self.layout.size} entries, {type(self.likelihood).__name__})"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.distribution.mean.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.distribution.mean.device
 
     # Draws
 
@@ -158,7 +152,7 @@ class Posterior:
 
     def _width(self, x: Any) -> int:
         """Entries of the widest activation for one row of input, found once for each shape of input."""
-        key = tuple(x.shape[1:]) if isinstance(x, Tensor) else "structured"
+        key = _shape_of_a_row(x)
         if key not in self._widths:
             widest = 1
 
@@ -169,7 +163,7 @@ class Posterior:
 
             handles = [module.register_forward_hook(note) for module in self.network.modules()]
             try:
-                output = call(self.network, _rows(x, slice(0, 1)))
+                output = call(self.network, take(x, slice(0, 1)))
             except RuntimeError as error:
                 raise ValueError(f"the network failed on one row of input of shape {key}: {error}") from error
             finally:
@@ -187,7 +181,7 @@ class Posterior:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         least, most = _BLOCK_DRAWS
         together = max(least, min(most, _BLOCK_BYTES // (bytes_per_row * min(step, rows))))
-        batches = [x] if step >= rows else [_rows(x, slice(i, i + step)) for i in range(0, rows, step)]
+        batches = [x] if step >= rows else [take(x, slice(i, i + step)) for i in range(0, rows, step)]
         workspace = Workspace()
         for source in sources:
             for block in source.split(together):
@@ -219,14 +213,15 @@ class Posterior:
         support = self.distribution.support
         count = draws if support is None else min(draws, support)
         inputs = self._inputs(x)
-        needs = bool(self.layout.of_kind("likelihood"))
+        learned = self.layout.of_kind("likelihood")
+        start = learned[0].start if learned else self.layout.trained
         kept: list[Tensor] = []
 
         def rows() -> Any:
             for noise in self._noise(count, seed):
                 block = self.distribution.sample(noise).to(self.dtype)
-                if needs:
-                    kept.append(block[:, self.layout.of_kind("likelihood")[0].start : self.layout.trained])
+                if learned:
+                    kept.append(block[:, start : self.layout.trained].clone())
                 yield block
 
         outputs = torch.cat(list(self._blocks(rows(), inputs, batch_size)))
@@ -320,10 +315,10 @@ class Posterior:
         )
 
 
-def _rows(x: Any, index: slice) -> Any:
+def _shape_of_a_row(x: Any) -> Any:
     if isinstance(x, Mapping):
-        return {key: value[index] for key, value in x.items()}
-    return tuple(value[index] for value in x) if isinstance(x, tuple) else x[index]
+        return tuple((name, _shape_of_a_row(value)) for name, value in sorted(x.items()))
+    return tuple(map(_shape_of_a_row, x)) if isinstance(x, tuple) else tuple(x.shape[1:])
 
 
 def _golden(function: Any, low: float, high: float) -> float:

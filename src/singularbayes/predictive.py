@@ -62,7 +62,7 @@ def _mixture(log_densities: Tensor) -> Tensor:
     return torch.logsumexp(log_densities, 0) - math.log(log_densities.shape[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CategoricalPredictive:
     """Class probabilities of ``S`` draws for ``B`` inputs.
 
@@ -111,8 +111,13 @@ class CategoricalPredictive:
 
     @property
     def epistemic(self) -> Float[Tensor, " B"]:
-        """Mutual information of label and weights, in nats: entropy minus aleatoric, never below 0."""
-        return (self.entropy - self.aleatoric).clamp_min(0.0)
+        """Mutual information of label and weights, in nats: ``mean_s KL(p_s || mean p)``, never below 0.
+
+        Entropy minus aleatoric, written so that confident inputs keep their digits.
+        """
+        probs = self.probs
+        terms = (probs * (self.log_probs - _mixture(self.log_probs))).where(~(probs == 0), 0.0)
+        return terms.sum(-1).mean(0).clamp_min(0.0)
 
     def log_prob(self, y: Tensor) -> Float[Tensor, " B"]:
         """Log predictive probability of class indices ``(B,)``, in nats."""
@@ -125,7 +130,7 @@ class CategoricalPredictive:
         return _quantiles(self.probs, level)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BernoulliPredictive:
     """Probability of class 1 under ``S`` draws for ``B`` inputs.
 
@@ -188,7 +193,7 @@ class BernoulliPredictive:
         return CategoricalPredictive(self.log_probs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GaussianPredictive:
     """Equal-weight mixture of ``S`` Gaussians for ``B`` inputs.
 

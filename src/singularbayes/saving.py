@@ -38,16 +38,11 @@ class Parts(NamedTuple):
 def write(folder: str | Path, parts: Parts) -> None:
     """Write the parts to ``folder``, whole or not at all.
 
-    Raises:
-        TypeError: a likelihood that is not the library's own.
+    Of a likelihood of the user's own only the name is kept: it must be handed to ``load`` again.
     """
     network, distribution, likelihood, layout, info = parts
     kind = type(likelihood).__name__
-    if likelihoods.KINDS.get(kind) is not type(likelihood):
-        raise TypeError(
-            f"only the library's own likelihoods can be saved, got {kind}; keep it and pass it to "
-            f"sb.load(folder, network, likelihood=...)"
-        )
+    known = likelihoods.KINDS.get(kind) is type(likelihood)
     covered = {name for slot in layout.slots for name in slot.aliases}
     state = network.state_dict()
     rest = {f"rest.{name}": tensor for name, tensor in state.items() if name not in covered}
@@ -57,7 +52,7 @@ def write(folder: str | Path, parts: Parts) -> None:
         "format": FORMAT,
         "library": "singularbayes",
         "distribution": distributions.describe(distribution),
-        "likelihood": {"kind": kind, **likelihood.to_dict()},
+        "likelihood": {"kind": kind, **likelihood.to_dict()} if known else {"own": kind},
         "layout": layout.to_dict(),
         "dropout": masked,
         "info": _plain(info),
@@ -92,7 +87,7 @@ def read(folder: str | Path, network: nn.Module, likelihood: Likelihood | None) 
     own = {name: tensor.to(device) for name, tensor in _part(tensors, "distribution").items()}
     distribution = distributions.rebuild(content["distribution"], own)
     layout.write(private, distribution.mean)
-    known = _likelihood(content["likelihood"]) if likelihood is None else likelihood
+    known = _likelihood(content["likelihood"], folder) if likelihood is None else likelihood
     return Parts(private, distribution, known, layout, content["info"])
 
 
@@ -142,7 +137,12 @@ def _load_rest(network: nn.Module, rest: dict[str, Tensor]) -> None:
     network.load_state_dict(rest, strict=False)
 
 
-def _likelihood(content: Mapping[str, Any]) -> Likelihood:
+def _likelihood(content: Mapping[str, Any], folder: str | Path) -> Likelihood:
+    if "own" in content:
+        raise ValueError(
+            f"{folder} was saved with a likelihood of your own ({content['own']}); pass it: "
+            f"sb.load(folder, network, likelihood={content['own']}(...))"
+        )
     fields = dict(content)
     kind = likelihoods.KINDS[fields.pop("kind")]
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})

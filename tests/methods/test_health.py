@@ -95,3 +95,60 @@ def test_other_buffers_that_members_moved_apart_are_named():
 
     with pytest.warns(UserWarning, match="memory moved in training"):
         sb.DeepEnsemble(members=2, member=sb.MAP(epochs=1)).fit(model(network=Counter()), (X, Y))
+
+
+def test_half_precision_parameters_are_refused_with_the_way_out():
+    # sigma's steps of 1e-3 vanish in bfloat16: before, it never moved
+    network = nn.Sequential(nn.Linear(3, 2)).bfloat16()
+    with pytest.raises(ValueError, match="autocast=True"):
+        sb.MeanField(epochs=1).fit(model(network=network), (X, Y))
+
+
+def test_a_learned_prior_is_refused_where_nothing_learns_it():
+    with pytest.raises(ValueError, match="needs MeanField"):
+        sb.MAP(epochs=1).fit(model(sb.ScaleMixture(learned=True)), (X, Y))
+
+
+def test_a_checkpoint_of_other_validation_data_is_refused(tmp_path):
+    sb.MAP(epochs=1).fit(model(), (X, Y), (X, Y), checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="another fit"):
+        sb.MAP(epochs=2).fit(model(), (X, Y), (X, 1 - Y), checkpoint=tmp_path)
+
+
+def test_batchnorm_without_running_statistics_is_refused_by_name():
+    with pytest.raises(ValueError, match="1 is a BatchNorm1d without running statistics"):
+        model(
+            network=nn.Sequential(
+                nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)
+            )
+        )
+    instance = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1), nn.Flatten(), nn.Linear(3, 2))
+    assert model(network=instance).layout.size == 8
+
+
+def test_a_device_that_is_not_there_is_one_clear_error():
+    with pytest.raises(ValueError, match="device 'nowhere' cannot be used"):
+        sb.MAP(device="nowhere")
+
+
+def test_a_learned_noise_that_runs_away_is_bounded_and_named():
+    x = torch.zeros(20, 1)
+    with pytest.warns(UserWarning, match="learned noise ran to its bound"):
+        posterior = sb.MAP(epochs=600, learning_rate=0.3, temperature=0).fit(
+            sb.Model(nn.Linear(1, 1, bias=False), sb.Gaussian(initial_noise=1e-4)), (x, torch.zeros(20))
+        )
+    assert bool(torch.isfinite(posterior.predict(x).variance).all())
+
+
+def test_masks_name_the_lengths_that_do_not_fit():
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.layer = nn.Dropout(0.5), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(self.drop(x).mean(1))
+
+    fitted = sb.MCDropout(epochs=1).fit(sb.Model(Sequence(), sb.Categorical()), (torch.randn(8, 6, 3), Y[:8]))
+    with pytest.raises(ValueError, match=r"mask of shape \(6, 3\) meets an activation of shape \(9, 3\)"):
+        fitted.predict(torch.randn(4, 9, 3))

@@ -401,17 +401,7 @@ def test_a_learned_prior_moves_to_the_scale_of_the_weights():
     start = ScaleMixture(pi=0.5, std1=1.0, std2=0.5, learned=True)
     model = sb.Model(nn.Linear(20, 1, bias=False), sb.Gaussian(noise=0.1), prior=start)
     method = sb.MeanField(epochs=150, learning_rate=0.02)
-    learners = []
-    original = MeanFieldLearner.__init__
-
-    def remember(self, *args):
-        original(self, *args)
-        learners.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MeanFieldLearner, "__init__", remember)
-        method.fit(model, (x, x @ true))
-    facts = learners[0].prior_facts()[0]
+    (facts,) = method.fit(model, (x, x @ true)).info["learned_priors"]
     narrow, wide = sorted((facts["std1"], facts["std2"]))
     assert narrow < 0.3
     assert 1.0 < wide < 4.0

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the calibration temperature")  #
 
 
 def low() -> nn.Module:
-    return sb.factorize(mlp(3, 8, 8, 2), rank=2)
+    return sb.factorize(mlp(3, 8, 8, 2), rank={"2": 2})
 
 
 def load(folder, seed):
@@ -183,3 +185,93 @@ def test_layer_correlation_is_the_identity_for_full_rank_and_has_blocks_for_low(
     assert matrix[0, 4] == 0
     point = next(run.posterior for run in finished.runs if run.name == "MAP")
     assert layer_correlation(point, "2") is None
+
+
+def only(finished, tmp_path, *names):
+    """A copy of the finished folder with these methods alone."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in names:
+        shutil.copytree(finished.path / slug(name), copy / slug(name))
+    shutil.copy(finished.path / "run.json", copy)
+    return copy
+
+
+def test_a_recipe_without_calibration_is_evaluated_once_and_says_uncalibrated(tmp_path, monkeypatch):
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(options["name"])
+        return sb.evaluate(*args, **options)
+
+    monkeypatch.setattr("singularbayes.recipes.running.evaluate", counted)
+    recipe = replace(RECIPE, calibrate=False)
+    folder = run_recipe(recipe, tmp_path / "out", methods=["map"], bootstrap=5)
+    assert calls == ["MAP"]
+    table = pd.read_csv(folder.path / "results.csv")
+    assert set(table["calibration"]) == {"uncalibrated"}
+    assert not (folder.path / "map" / "seed-0" / "uncalibrated").exists()
+    assert not folder.runs[0].posterior.info["low_rank"]
+
+
+def test_every_job_keeps_what_made_it_and_the_report_gives_the_range(finished, tmp_path):
+    copy = only(finished, tmp_path, "MAP", "Ensemble")
+    path = copy / "map" / "seed-0" / "job.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["made"]["command"] == "singularbayes run tiny"
+    content["made"] |= {"date": "2001-02-03 04:05 UTC", "versions": "Python 3.0", "machine": "an old one"}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    run_recipe(RECIPE, copy, seeds=2, bootstrap=20, resume=True, command="the second command")
+    page = (copy / "report.html").read_text(encoding="utf-8")
+    for expected in (
+        "2001-02-03 04:05 UTC to 2",
+        "Python 3.0; Python",
+        "an old one; ",
+        "singularbayes run tiny",
+    ):
+        assert expected in page
+    about = json.loads((copy / "run.json").read_text(encoding="utf-8"))
+    assert about["command"] == "the second command"
+
+
+def test_results_of_another_version_are_refused(finished, monkeypatch):
+    monkeypatch.setattr("singularbayes.recipes.running.metadata.version", lambda name: "0.0.0")
+    with pytest.raises(ValueError, match="another version of singularbayes"):
+        run_recipe(RECIPE, finished.path, seeds=2, bootstrap=20, resume=True)
+
+
+def test_resume_with_one_method_keeps_the_other_finished_jobs(finished, tmp_path):
+    copy = only(finished, tmp_path, "MAP", "Low rank")
+    again = run_recipe(RECIPE, copy, methods=["ensemble"], bootstrap=20, resume=True)
+    assert again.names == ("MAP", "Ensemble", "Low rank")
+    assert set(pd.read_csv(copy / "results.csv")["method"]) == {"MAP", "Ensemble", "Low rank"}
+    assert [run.seed for run in again.of("MAP")] == [0, 1]
+
+
+def test_jobs_of_other_settings_are_left_out_and_named(finished, tmp_path):
+    copy, said = only(finished, tmp_path, "MAP"), []
+    own = replace(RECIPE.plans["MAP"], prior=sb.Normal(3.0))
+    recipe = replace(RECIPE, plans={**RECIPE.plans, "MAP": own})
+    again = run_recipe(recipe, copy, methods=["ensemble"], bootstrap=20, resume=True, say=said.append)
+    assert again.names == ("Ensemble",)
+    assert "MAP, seed 0: left out" in said[0]
+    assert open_folder(copy, {"tiny": recipe}).names == ("Ensemble",)
+
+
+def test_patience_is_handed_the_validation_set(tmp_path):
+    folder = run_recipe(RECIPE, tmp_path / "out", overrides={"patience": 1, "epochs": 2}, bootstrap=5)
+    for name in ("MAP", "Ensemble", "Low rank"):
+        info = folder.of(name)[0].posterior.info
+        history = info["history"][0] if name == "Ensemble" else info["history"]
+        assert "validation_nll" in history[0]
+
+
+def test_a_run_that_diverges_leaves_nothing_and_a_wrong_bootstrap_trains_nothing(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(FloatingPointError, match="nan or infinite"):
+        run_recipe(RECIPE, out, overrides={"learning_rate": 1e30}, bootstrap=5)
+    assert not out.exists()
+    monkeypatch.setattr("singularbayes.methods.map.MAP.fit", lambda *args, **options: pytest.fail("trained"))
+    with pytest.raises(ValueError, match="bootstrap must be at least 0, got -1"):
+        run_recipe(RECIPE, out, bootstrap=-1)
+    assert not out.exists()

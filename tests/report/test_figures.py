@@ -8,6 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from singularbayes.metrics import Interval
+from singularbayes.metrics.calibration import calibration_bins
 from singularbayes.report import (
     Field,
     correlation_pictures,
@@ -88,6 +89,14 @@ def test_reliability_bins_are_closed_above_and_hold_every_case():
     line = top.lines[-1]
     assert line.get_xdata() == pytest.approx([0.1, 0.2001, 1.0])
     assert line.get_ydata() == pytest.approx([0.5, 1.0, 1.0])
+
+
+def test_reliability_bins_are_those_of_the_calibration_error():
+    conf = np.array([0.2, np.float64(np.float32(0.2)), 0.6])  # single and double precision: the same bin
+    for bins in (5, 15):
+        figure = reliability_diagram({"a": conf}, {"a": [1, 0, 1]}, bins=bins)
+        counts = figure.axes[1].patches[0].get_data().values
+        assert counts.tolist() == calibration_bins(conf, [1, 0, 1], bins).rows.tolist()
 
 
 def observed(std: float) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import scores as scores_module
 from ..metrics.bootstrap import check_count
-from .data import checked
+from .data import Reader, checked
 from .measures import OOD_MEASURES, measure_ood, measure_set, paired_difference
 from .prediction import predict_set
 from .record import Evaluation, SetArrays
@@ -35,9 +35,11 @@ def evaluate(
 
     Args:
         posterior: with ``predict(x, draws=, seed=)``, ``likelihood.task`` and ``info``.
-        test: ``(X, y)``, tensors or arrays, rows first.
-        ood: set name -> ``(X, y)``, or ``X`` alone for data without labels; a tuple of two is always
-            ``(X, y)``. X may be a dict or tuple of arrays, as the network takes it.
+        test: data with labels in any form that ``fit`` takes: ``(X, y)`` of tensors, arrays or frames, a
+            ``Dataset``, a ``DataLoader`` or a list of batches ``(x, y)`` or dicts with ``labels``. Inputs are
+            cast to ``posterior.dtype`` (float32 where it has none).
+        ood: set name -> data in any of these forms, or ``X`` alone for data without labels: a tensor, array,
+            frame, dict of them, or tuple of other than two; a tuple of two is always ``(X, y)``.
         draws: posterior draws of a prediction.
         bootstrap: resamples of the intervals; 0 for values alone.
         seed: of the draws and of the resamples.
@@ -57,13 +59,14 @@ def evaluate(
         check_count(key, value, least)
     if ood is not None and not isinstance(ood, Mapping):
         raise TypeError(f"ood must map names to data, got {type(ood).__name__}; write ood={{'far': X}}")
-    data = {"test": checked("test", test, task)}
+    reader = Reader.of(posterior)
+    data = {"test": checked("test", test, task, reader)}
     if data["test"].labels is None:
         raise ValueError("test has no labels; expected (X, y)")
     for key, value in (ood or {}).items():
         if not isinstance(key, str) or not key or key == "test":
             raise ValueError(f"an OOD set is named {key!r}; expected a name other than 'test'")
-        data[key] = checked(key, value, task)
+        data[key] = checked(key, value, task, reader)
 
     sets = {key: predict_set(key, item, posterior, task, draws, seed) for key, item in data.items()}
     info = {k: _scalar(v) for k, v in dict(getattr(posterior, "info", None) or {}).items() if _is_plain(v)}

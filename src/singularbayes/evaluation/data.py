@@ -8,82 +8,81 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from ..data import LABEL_KEYS, Tensors, as_inputs, as_source, gather
 from ..metrics.inputs import Floats
+from ..model import takes_integers
 
 
 @dataclass(frozen=True)
 class Data:
-    """One set as given, checked: inputs and, where there are any, labels."""
+    """One set, checked: inputs as tensors and, where there are any, labels."""
 
     x: Any
     labels: Floats | None
 
 
-def to_numpy(values: Any, name: str = "prediction") -> np.ndarray:
-    """A tensor on any device, of any float type, or an array or frame, as NumPy."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        return (values.double() if values.is_floating_point() else values).numpy()
-    array = values.toto_numpy() if hasattr(values, "toto_numpy") else np.asarray(values)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name} holds {array.dtype}, expected numbers; encode text and categories first")
-    return array
+@dataclass(frozen=True)
+class Reader:
+    """Reads data as training does.
+
+    Args:
+        dtype: what floating point is cast to.
+        integers: whether whole numbers are ids and stay.
+    """
+
+    dtype: torch.dtype
+    integers: bool
+
+    @classmethod
+    def of(cls, posterior: Any) -> Reader:
+        """As a posterior's network wants it; without one: float32, and whole numbers stay."""
+        dtype, network = getattr(posterior, "dtype", None), getattr(posterior, "network", None)
+        return cls(
+            dtype if isinstance(dtype, torch.dtype) else torch.float32,
+            takes_integers(network) if isinstance(network, nn.Module) else True,
+        )
+
+    def read(self, data: Any) -> Tensors:
+        """``(X, y)``, a data set or batches, or ``X`` alone, in memory."""
+        if isinstance(data, Mapping) and any(data.get(key) is not None for key in LABEL_KEYS):
+            data = [data]  # one dict batch
+        elif _is_inputs(data):
+            return Tensors(as_inputs(data, self.dtype, self.integers), None)
+        return gather(as_source(data, self.dtype, self.integers))
 
 
-def _parts(x: Any) -> list[Any]:
-    """The arrays of an input: itself, or those of a dict (entries of ``None`` left out) or tuple."""
-    if isinstance(x, Mapping):
-        return [part for part in x.values() if part is not None]
-    return list(x) if isinstance(x, tuple) else [x]
+def _is_inputs(data: Any) -> bool:
+    """Whether data are ``X`` alone: an array, a frame, or a dict or tuple of them; two are ``(X, y)``."""
+    if isinstance(data, tuple):
+        return len(data) != 2 and all(_is_array(part) for part in data)
+    return isinstance(data, Mapping) or _is_array(data)
 
 
-def _rows_of(name: str, x: Any) -> int:
-    parts = _parts(x)
-    if not parts or not all(hasattr(part, "shape") and len(part.shape) for part in parts):
-        kind = type(x).__name__
-        raise TypeError(f"set {name!r} is a {kind}; expected a tensor or array X, or (X, y) with rows first")
-    counts = {int(part.shape[0]) for part in parts}
-    if len(counts) > 1:
-        raise ValueError(f"inputs of set {name!r} have {sorted(counts)} rows; expected the same number each")
-    return counts.pop()
+def _is_array(data: Any) -> bool:
+    return isinstance(data, Tensor) or hasattr(data, "__array__") or hasattr(data, "to_numpy")
 
 
-def checked(name: str, data: Any, task: str) -> Data:
-    """``(X, y)`` or ``X`` as inputs and float64 labels ``(B,)`` or ``(B, k)``, or one clear error."""
-    x, y = data if isinstance(data, tuple | list) and len(data) == 2 else (data, None)
-    rows = _rows_of(name, x)
-    if rows == 0:
-        raise ValueError(f"set {name!r} is empty; expected at least one row")
-    for part in _parts(x):
-        values = to_numpy(part, f"X of set {name!r}")
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-            raise ValueError(
-                f"X of set {name!r} is {values[place]} at {place}; fill or remove missing values first"
-            )
-    if y is None:
-        return Data(x, None)
-    labels = np.asarray(
-        to_numpy(y if hasattr(y, "shape") else np.asarray(y), f"y of set {name!r}"), np.float64
-    )
+def checked(name: str, data: Any, task: str, reader: Reader) -> Data:
+    """Inputs as tensors and float64 labels ``(B,)`` or ``(B, k)``, or one clear error."""
+    try:
+        held = reader.read(data)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"set {name!r}: {error}") from error
+    if held.y is None:
+        return Data(held.x, None)
+    labels = held.y.double().cpu().numpy()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim == 0 or len(labels) != rows:
-        raise ValueError(
-            f"set {name!r} has {rows} rows of X and labels of shape {labels.shape}; expected one per row"
-        )
-    if not np.isfinite(labels).all():
-        raise ValueError(
-            f"y of set {name!r} is not finite in row {int(np.argwhere(~np.isfinite(labels))[0][0])}"
-        )
     if task != "gaussian":
         if labels.ndim != 1:
-            raise ValueError(
-                f"y of set {name!r} has shape {labels.shape}; expected class numbers of shape ({rows},)"
-            )
+            expected = f"class numbers of shape ({len(labels)},)"
+            raise ValueError(f"y of set {name!r} has shape {labels.shape}; expected {expected}")
         check_classes(name, labels, 2 if task == "bernoulli" else None)
-    return Data(x, labels)
+    return Data(held.x, labels)
 
 
 def check_classes(name: str, labels: Floats, classes: int | None) -> None:

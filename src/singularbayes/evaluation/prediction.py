@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import scores as scores_module
 from ..metrics import calibration, regression
 from ..metrics.inputs import Floats, Ints
-from .data import Data, check_classes, to_numpy
+from .data import Data, check_classes
 from .record import SetArrays
 
 LEVEL = 0.95  # of the predictive intervals whose coverage and width are reported
@@ -18,8 +19,8 @@ LEVEL = 0.95  # of the predictive intervals whose coverage and width are reporte
 def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, seed: int) -> SetArrays:
     """Predict one set and keep what its metrics need, as arrays."""
     predictive = posterior.predict(data.x, draws=draws, seed=seed)
-    mean = to_numpy(predictive.mean)
-    scores = {key: to_numpy(score(predictive)) for key, score in scores_module.for_task(task).items()}
+    mean = _array(predictive.mean)
+    scores = {key: _array(score(predictive)) for key, score in scores_module.for_task(task).items()}
     for values in (mean, *scores.values()):
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         bad = np.flatnonzero(~finite)
@@ -28,7 +29,7 @@ def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, se
                 f"predictions of set {name!r} are not finite in {bad.size} of {len(values)} rows, "
                 f"first in row {bad[0]}; the network has diverged or overflows on these inputs"
             )
-    variance = to_numpy(predictive.variance) if task == "gaussian" else None
+    variance = _array(predictive.variance) if task == "gaussian" else None
     if data.labels is None:
         return SetArrays(scores, None, mean, variance, None)
     if task == "gaussian":
@@ -52,28 +53,28 @@ def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, se
     return SetArrays(scores, data.labels, mean, None, error, rows)
 
 
-def _log_prob(predictive: Any, labels: np.ndarray) -> Floats:
-    import torch  # noqa: PLC0415 - only labelled sets need it
+def _array(values: Any) -> np.ndarray:
+    """Numbers of a prediction in float64, from a tensor on any device and of any float type."""
+    return torch.as_tensor(values).detach().double().cpu().numpy()
 
-    return to_numpy(predictive.log_prob(torch.from_numpy(labels)))
+
+def _log_prob(predictive: Any, labels: np.ndarray) -> Floats:
+    return _array(predictive.log_prob(torch.from_numpy(labels)))
 
 
 def _number_rows(predictive: Any, mean: Floats, y: Floats) -> dict[str, Floats]:
     """Values of every row of a regression set: means over several outputs, the log density a sum."""
-    import torch  # noqa: PLC0415 - only labelled sets need it
 
     def over_outputs(values: np.ndarray) -> Floats:
         return values.reshape(len(values), -1).astype(np.float64).mean(1)
 
-    low, high = to_numpy(predictive.interval(LEVEL))
+    low, high = _array(predictive.interval(LEVEL))
     return {
         "mae": over_outputs(np.abs(mean - y)),
         "squared_error": over_outputs((mean - y) ** 2),
         "negative_log_likelihood": -_log_prob(predictive, y),
-        "crps": over_outputs(
-            regression.crps_of(to_numpy(predictive.means), to_numpy(predictive.variances), y)
-        ),
+        "crps": over_outputs(regression.crps_of(_array(predictive.means), _array(predictive.variances), y)),
         "interval_coverage": over_outputs((low <= y) & (y <= high)),
         "interval_width": over_outputs(high - low),
-        "cdf": to_numpy(predictive.cdf(torch.from_numpy(y))).reshape(len(y), -1),
+        "cdf": _array(predictive.cdf(torch.from_numpy(y))).reshape(len(y), -1),
     }

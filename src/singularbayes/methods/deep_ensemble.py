@@ -41,7 +41,7 @@ def reinitialized(model: Model, seed: int) -> Model:
     network = model.copy_network()
     trained = {alias for slot in model.layout.of_kind("belief", "point") for alias in slot.aliases}
     stuck, renewed = [], set(trained)
-    with forked(seed, "init"), torch.no_grad():
+    with forked(seed, "init", device=model.device), torch.no_grad():
         for path, module in reversed(
             list(network.named_modules())
         ):  # a parent's start overrides its children's

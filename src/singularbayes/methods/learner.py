@@ -11,12 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..data import Batches, Tensors, as_source, gather, to_device
+from ..data import Batches, Tensors, as_source, gather, take, to_device
 from ..distributions import StoredDraws
 from ..model import Model
 from ..parameters import owner
+from ..priors import ScaleMixture
 
-__all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "first_rows", "prepare"]
+__all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "prepare"]
 
 
 class Bound:
@@ -80,6 +81,10 @@ class Learner(Protocol):
         """The distribution over the flat vector at the present state."""
         ...
 
+    def facts(self) -> dict[str, Any]:
+        """What the posterior's ``info`` should say of the learner, in plain types."""
+        ...
+
 
 @runtime_checkable
 class Build(Protocol):
@@ -98,6 +103,11 @@ class PointLearner:
     """The trained vector is the weights themselves."""
 
     def __init__(self, bound: Bound, start: Tensor, gradient: Tensor) -> None:
+        for _, prior in bound.model.prior_blocks:
+            if isinstance(prior, ScaleMixture) and prior.learned:
+                raise ValueError(
+                    "a learned ScaleMixture needs MeanField: a single network cannot tell a prior"
+                )
         self.bound, self.gradient = bound, gradient
         self.vector = bound.w
 
@@ -113,6 +123,9 @@ class PointLearner:
     @torch.no_grad()
     def regulariser(self) -> float:
         return -self.bound.model.log_prior(self.vector).item()
+
+    def facts(self) -> dict[str, Any]:
+        return {}
 
     def distribution(self) -> StoredDraws:
         return StoredDraws(self.bound.row(self.vector.detach().clone()).unsqueeze(0))
@@ -146,6 +159,11 @@ def prepare(
     """
     if patience is not None and validation is None:
         raise ValueError(f"patience={patience} needs validation data: .fit(model, train, validation)")
+    if model.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"the network's parameters are {model.dtype}, too coarse for small steps; train in float32 "
+            f"(network.float()) with autocast=True, which runs the forward pass in bfloat16"
+        )
     source = as_source(train, model.dtype, model.takes_integers).to(device)
     held = (
         None
@@ -166,7 +184,7 @@ def _checked_labels(model: Model, probe: nn.Module, data: Tensors) -> Tensor:
     """The labels, checked against the shape of the network's outputs for two rows."""
     if data.y is None:
         raise ValueError("training and validation data need labels: pass (X, y)")
-    two = Tensors(first_rows(data.x, 2), data.y[:2])
+    two = Tensors(take(data.x, slice(0, 2)), data.y[:2])
     with torch.no_grad():
         shape = model.outputs(probe, two.x).shape
     if len(shape) == 0 or shape[0] != two.num_data:
@@ -175,10 +193,3 @@ def _checked_labels(model: Model, probe: nn.Module, data: Tensors) -> Tensor:
             f"must be the batch"
         )
     return model.likelihood.labels(torch.Size((data.num_data, *shape[1:])), data.y).to(data.y.device)
-
-
-def first_rows(x: Any, rows: int) -> Any:
-    """The first rows of a tensor, or of a dict or tuple of tensors."""
-    if isinstance(x, dict):
-        return {key: value[:rows] for key, value in x.items()}
-    return tuple(value[:rows] for value in x) if isinstance(x, tuple) else x[:rows]

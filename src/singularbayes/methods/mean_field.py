@@ -153,9 +153,10 @@ class MeanFieldLearner:
             total += value.sum().item()
         return total
 
-    def prior_facts(self) -> list[dict[str, float]]:
+    def facts(self) -> dict[str, Any]:
         """Learned priors as they stand."""
-        return [prior.to_dict() for _, prior, _ in self._priors() if _is_learned(prior)]
+        learned = [prior.to_dict() for _, prior, _ in self._priors() if _is_learned(prior)]
+        return {"learned_priors": learned} if learned else {}
 
     def distribution(self) -> DiagonalGaussian | DiagonalLaplace:
         row = self.bound.row(self.vector[: self.trained].detach().clone())
@@ -204,9 +205,8 @@ class MeanField(Training):
     Example:
         >>> import singularbayes as sb
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
-        >>> net = sb.factorize(
-        ...     torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), rank=1
-        ... )
+        >>> layers = torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+        >>> net = sb.factorize(torch.nn.Sequential(*layers), rank={"2": 2})
         >>> posterior = MeanField(epochs=2).fit(
         ...     sb.Model(net, sb.Gaussian(noise=0.1), prior=sb.ScaleMixture()), (x, x)
         ... )

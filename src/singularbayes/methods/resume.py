@@ -69,6 +69,8 @@ def fingerprint(
     if isinstance(train, Tensors):
         _add(digest, train.x)
         _add(digest, train.y)
+    if data.validation is not None:
+        _add(digest, data.validation)
     return digest.hexdigest()
 
 

@@ -21,11 +21,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Tensors, to_device
 from ..functions import call, evaluate, way_for
@@ -33,7 +34,7 @@ from ..model import Model
 from ..posterior import Posterior
 from ..random import forked, generator
 from . import resume
-from .learner import Bound, Build, Prepared, first_rows, prepare
+from .learner import Bound, Build, Prepared, prepare
 from .progress import Progress, shown
 
 __all__ = ["Run", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
@@ -94,15 +95,32 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+        if self.patience is not None and not (isinstance(self.patience, Integral) and self.patience >= 1):
+            raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience!r}")
+        for name in ("learning_rate", "temperature"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.temperature < 0:
             raise ValueError(f"temperature must be 0 or positive, got {self.temperature}")
+        if self.device is not None:
+            _checked_device(self.device)
         object.__setattr__(self, "schedule", Schedule(self.schedule))
+
+
+def _checked_device(name: str) -> torch.device:
+    """A device that is there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); try 'cpu'") from error
+    return device
 
 
 def _start(model: Model, device: torch.device) -> Tensor:
@@ -132,16 +150,21 @@ class Run:
 
     # One step, one epoch
 
-    def step(self, x: Any, y: Tensor, weight: float, progress: float, noise: torch.Generator) -> Tensor:
+    def step(
+        self, x: Any, y: Tensor, weight: float, progress: float, noise: torch.Generator, checked: bool = True
+    ) -> Tensor:
+        """Draw, forward, backward, update; labels that were not ``checked`` are checked by the outputs."""
         learner = self.learner
         learner.draw(noise)
         learner.gradient.zero_()
         if self.settings.autocast:
             with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
-                outputs = call(self.forward, x)
-            loss = self.model.likelihood.loss(outputs.float(), y, self.bound.likelihood_numbers)
+                outputs = call(self.forward, x).float()
         else:
-            loss = self.model.likelihood.loss(call(self.forward, x), y, self.bound.likelihood_numbers)
+            outputs = call(self.forward, x)
+        if not checked:
+            y = self.model.likelihood.labels(outputs.shape, y)
+        loss = self.model.likelihood.loss(outputs, y, self.bound.likelihood_numbers)
         loss.backward()
         learner.finish(weight, progress)
         self.adam.step()
@@ -153,30 +176,34 @@ class Run:
         count = self.data.train.num_data
         weight = settings.temperature / count
         noise = generator(self.seed, "noise", number, device=self.device)
-        total, seen, step = 0.0, 0, 0
+        losses: list[Tensor | float] = []
+        sizes: list[int] = []
+        seen = 0
+        at_once = self.device.type == "cpu"  # elsewhere asking for each loss would wait for the device
         checked = isinstance(self.data.train, Tensors)
         with forked(self.seed, "forward", number, device=self.device), self._train_mode():
             for inputs, labels in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
-                rows = len(labels)
-                x, y = (inputs, labels) if checked else self._checked(inputs, labels)
+                x, y = inputs, labels
+                if not checked:
+                    x, y = to_device(inputs, self.device), labels.to(self.device)
                 progress = number + seen / count
                 self._set_rate(min(progress / settings.epochs, 1.0))
-                loss = self.step(x, y, weight, progress, noise).item()
-                if not math.isfinite(loss):
-                    raise _NotFiniteError(step)
-                total += loss * rows
-                seen += rows
-                step += 1
+                loss: Tensor | float = self.step(x, y, weight, progress, noise, checked).detach()
+                if at_once:
+                    loss = loss.item()
+                    if not math.isfinite(loss):
+                        raise _NotFiniteError(len(losses))
+                losses.append(loss)
+                sizes.append(len(labels))
+                seen += len(labels)
+        values = [float(loss) for loss in losses]
+        for step, value in enumerate(values):
+            if not math.isfinite(value):
+                raise _NotFiniteError(step)
         if not bool(torch.isfinite(self.learner.vector).all()):  # the last step's gradient was not finite
-            raise _NotFiniteError(step - 1)
-        nll = total / seen
+            raise _NotFiniteError(len(values) - 1)
+        nll = sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
         return {"nll": nll, "objective": nll + weight * self.learner.regulariser()}
-
-    def _checked(self, inputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
-        """A batch of a user's loader, on the device, its labels checked."""
-        x = to_device(inputs, self.device)
-        shape = _output_shape(self.model, self.bound.network, x)
-        return x, self.model.likelihood.labels(shape, labels.to(self.device))
 
     def _set_rate(self, progress: float) -> None:
         schedule = self.settings.schedule
@@ -193,7 +220,7 @@ class Run:
     @torch.no_grad()
     def validation_loss(self, x: Any, y: Tensor, draws: int) -> float:
         """Mean NLL of the predictive mixture on validation data."""
-        predictive = self.posterior({}).predict(x, draws=draws, seed=self.state.epoch)
+        predictive = self.posterior({}).predict(x, draws=draws, seed=self.seed)
         return -predictive.log_prob(y).double().mean().item()
 
     # Snapshots
@@ -217,10 +244,8 @@ class Run:
                 buffers[leaf].copy_(tensor)
         adam = {name.partition(".")[2]: t.clone() for name, t in parts.items() if name.startswith("adam.")}
         if adam:
-            device = self.learner.vector.device
-            self.adam.state[self.learner.vector] = {
-                name: tensor if name == "step" else tensor.to(device) for name, tensor in adam.items()
-            }
+            device = self.learner.vector.device  # fused Adam counts its steps on the device too
+            self.adam.state[self.learner.vector] = {name: tensor.to(device) for name, tensor in adam.items()}
 
     def posterior(self, info: dict[str, Any]) -> Posterior:
         """The posterior at the present state, on a network of its own."""
@@ -238,16 +263,6 @@ class _NotFiniteError(Exception):
     def __init__(self, step: int) -> None:
         super().__init__()
         self.step = step
-
-
-def _output_shape(model: Model, network: nn.Module, x: Any) -> torch.Size:
-    """Output shape of a batch of a user's loader, from one row."""
-    training = network.training
-    with torch.no_grad():
-        shape = model.outputs(network.eval(), first_rows(x, 1)).shape
-    network.train(training)
-    first = next(iter(x.values())) if isinstance(x, dict) else x[0] if isinstance(x, tuple) else x
-    return torch.Size((len(first), *shape[1:]))
 
 
 def fit_learner(
@@ -281,7 +296,7 @@ def fit_learner(
         TrainingDiverged: nan or infinite loss, with the step's number and the last good posterior.
         ValueError: bad data, or a checkpoint of another fit.
     """
-    device = torch.device(settings.device) if settings.device else model.device
+    device = _checked_device(settings.device) if settings.device else model.device
     prepared = prepare(model, settings.patience, data, validation, device)
     run = Run(model, settings, build, prepared, device, seed)
     folder = None if checkpoint is None else Path(checkpoint)
@@ -356,6 +371,7 @@ def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     kept = state.best_epoch if run.best is not None else state.epoch
     return {
         **facts,
+        **run.learner.facts(),
         "seconds": state.seconds,
         "epochs": state.epoch,
         "kept_epoch": kept,

@@ -100,7 +100,7 @@ def factorize(
             a lazy layer, a compiled network, an unknown ``init``.
 
     Warns:
-        UserWarning: a rank, given by pattern, at which a layer saves no parameters.
+        UserWarning: a rank at which a layer saves no parameters.
 
     Example:
         >>> net = factorize(
@@ -118,6 +118,8 @@ def factorize(
     reasons = _reasons_to_keep(network, places, init)
     ranks = _ranks(rank, network, places, reasons)
     changes = _changes(network, rank, places, ranks, reasons)
+    if not isinstance(rank, Mapping):
+        _warn_of_waste(changes)
     device = next((parameter.device for parameter in network.parameters()), None)
     with forked(seed, "factorize", device=device):
         result = copy.deepcopy(network)
@@ -132,6 +134,17 @@ def factorize(
                     result = new
     result.factorization = Factorization(changes)  # type: ignore[assignment]
     return result
+
+
+def _warn_of_waste(changes: Sequence[LayerChange]) -> None:
+    """One warning for all layers that one rank for all makes no smaller."""
+    wasted = [c.name or "root" for c in changes if c.rank is not None and c.after >= c.before]
+    if wasted:
+        warnings.warn(
+            f"the rank saves no parameters in {', '.join(wasted)}; give {{pattern: rank}} to leave them as "
+            f"they are",
+            stacklevel=3,
+        )
 
 
 def _refuse(network: nn.Module) -> None:

@@ -35,6 +35,12 @@ class MaskedDropout(nn.Module):
         self.register_buffer("mask", torch.ones(shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        own, given = tuple(self.mask.shape), tuple(x.shape[x.dim() - self.mask.dim() :])
+        if any(a not in (1, b) for a, b in zip(own, given, strict=True)):
+            raise ValueError(
+                f"a dropout mask of shape {own} meets an activation of shape {given}: masks are drawn for "
+                f"the shape that was trained on; inputs must keep their length (pad or cut sequences)"
+            )
         return x * self.mask
 
     def extra_repr(self) -> str:

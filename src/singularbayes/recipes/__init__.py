@@ -1,11 +1,11 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
 from . import digits, icu, sine
-from .folder import RunFolder, open_folder, slug, write_report
+from .folder import RunFolder, open_folder, slug, summary, write_report
 from .recipe import Plan, Recipe, Run
 from .running import run_recipe
 
-ALL: dict[str, Recipe] = {r.name: r for r in (digits.RECIPE, sine.RECIPE, icu.RECIPE, icu.PAPER)}
+ALL: dict[str, Recipe] = {r.name: r for r in (digits.RECIPE, sine.RECIPE, sine.RELU, icu.RECIPE, icu.PAPER)}
 
 __all__ = [
     "ALL",
@@ -16,5 +16,6 @@ __all__ = [
     "open_folder",
     "run_recipe",
     "slug",
+    "summary",
     "write_report",
 ]

@@ -12,12 +12,11 @@ from torch import nn
 
 from ..likelihoods import Categorical
 from ..methods import MAP, DeepEnsemble, MCDropout, MeanField
-from ..nn import factorize
 from ..priors import Normal, ScaleMixture
 from .data import digits
 from .data.splits import Splits
 from .panels import distance_and_correlation
-from .recipe import Plan, Recipe, mlp
+from .recipe import Plan, Recipe, all_low_rank, mlp
 
 RANK = 15
 SIZES = (64, 128, 128, 8)
@@ -30,7 +29,7 @@ def full() -> nn.Module:
 
 def low(rank: int = RANK) -> nn.Module:
     """The same with hidden layers of rank 15 (head: 8, its smaller side)."""
-    return factorize(full(), rank=rank)
+    return all_low_rank(full(), rank)
 
 
 def dropped() -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,20 @@ from ..evaluation import Evaluation
 from ..posterior import load
 from ..random import forked
 from ..report import Entry, Report, standard_panels, write
+from ..report.tables import Table, main_table
 from .data.splits import Splits
 from .recipe import Recipe, Run
 
-__all__ = ["RunFolder", "open_folder", "read_job", "results_table", "slug", "write_report"]
+__all__ = [
+    "RunFolder",
+    "in_order",
+    "open_folder",
+    "read_job",
+    "results_table",
+    "slug",
+    "summary",
+    "write_report",
+]
 
 
 def slug(name: str) -> str:
@@ -61,12 +71,17 @@ def open_folder(path: Path, recipes: Mapping[str, Recipe]) -> RunFolder:
     if about["recipe"] not in recipes:
         raise ValueError(f"{path} is a run of recipe {about['recipe']!r}, which is not known here")
     recipe = recipes[about["recipe"]]
-    runs = [_read(job.parent, recipe) for job in sorted(path.glob("*/seed-*/job.json"))]
-    order = {name: number for number, name in enumerate(recipe.plans)}
-    runs.sort(key=lambda run: (run.seed, order[run.name]))
-    if not runs:
+    left_out = {path / job for job in about.get("left_out", ())}
+    jobs = [job.parent for job in path.glob("*/seed-*/job.json") if job.parent not in left_out]
+    if not jobs:
         raise ValueError(f"{path} holds no finished job yet")
-    return RunFolder(path, recipe, tuple(runs), about)
+    return RunFolder(path, recipe, in_order(recipe, [_read(job, recipe) for job in jobs]), about)
+
+
+def in_order(recipe: Recipe, runs: Iterable[Run]) -> tuple[Run, ...]:
+    """By seed, then in the recipe's order of methods."""
+    order = list(recipe.plans)
+    return tuple(sorted(runs, key=lambda run: (run.seed, order.index(run.name))))
 
 
 def _read(folder: Path, recipe: Recipe) -> Run:
@@ -85,6 +100,7 @@ def read_job(folder: Path, network: nn.Module) -> Run:
         posterior=load(folder, network),
         evaluation=Evaluation.load(folder / "evaluation"),
         temperature=content["temperature"],
+        made=content.get("made", {}),
     )
 
 
@@ -92,11 +108,11 @@ def results_table(folder: RunFolder) -> pd.DataFrame:
     """Every measured number: one line per method, seed, state of calibration, set, score and measure."""
     parts = []
     for run in folder.runs:
-        base = folder.path / slug(run.name) / f"seed-{run.seed}"
-        for state, evaluation in (
-            ("calibrated", run.evaluation),
-            ("uncalibrated", Evaluation.load(base / "uncalibrated")),
-        ):
+        states = {"uncalibrated": run.evaluation}
+        if folder.recipe.calibrate:
+            base = folder.path / slug(run.name) / f"seed-{run.seed}"
+            states = {"calibrated": run.evaluation, "uncalibrated": Evaluation.load(base / "uncalibrated")}
+        for state, evaluation in states.items():
             table = evaluation.table()
             table.insert(0, "calibration", state)
             table.insert(0, "seed", run.seed)
@@ -107,10 +123,18 @@ def results_table(folder: RunFolder) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def summary(folder: RunFolder) -> Table:
+    """The report's main table."""
+    entries = [_entry(folder, name, diagnosed=False) for name in folder.names]
+    return main_table(
+        Report(title=folder.recipe.title, recipe=folder.recipe.name, about={}, entries=entries, command="")
+    )
+
+
 def write_report(folder: RunFolder, splits: Splits) -> Path:
     """``report.html`` in the run's folder."""
-    recipe, about = folder.recipe, folder.about
-    entries = [_entry(folder, name) for name in folder.names]
+    recipe = folder.recipe
+    entries = [_entry(folder, name, diagnosed=True) for name in folder.names]
     first = {name: folder.of(name)[0] for name in folder.names}
     own = recipe.panels(splits, first) if recipe.panels else ()
     temperatures = "; ".join(
@@ -122,18 +146,18 @@ def write_report(folder: RunFolder, splits: Splits) -> Path:
         if recipe.calibrate
         else "Nothing was calibrated: the validation set has too few errors to tell a temperature."
     )
+    dates = sorted(_made(folder, "date"))
     report = Report(
         title=recipe.title,
         recipe=recipe.name,
         about={
             "Recipe": recipe.what,
-            "When": about["date"],
-            "Machine": about["machine"],
-            "Versions": about["versions"],
-            "Seeds": str(about["seeds"]),
+            "When": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+            "Machine": "; ".join(_made(folder, "machine")),
+            "Versions": "; ".join(_made(folder, "versions")),
         },
         entries=entries,
-        command=about["command"],
+        command="\n".join(_made(folder, "command")),
         diagnoses={e.name: e.diagnosis for e in entries if e.diagnosis},
         figures=[*standard_panels(entries), *own],
         notes=[*splits.notes, calibration],
@@ -141,12 +165,17 @@ def write_report(folder: RunFolder, splits: Splits) -> Path:
     return write(report, folder.path / "report.html")
 
 
-def _entry(folder: RunFolder, name: str) -> Entry:
+def _made(folder: RunFolder, key: str) -> list[str]:
+    """What the jobs say of how they were made, each answer once; the run's own where a job says nothing."""
+    return list(dict.fromkeys(str(run.made.get(key, folder.about[key])) for run in folder.runs))
+
+
+def _entry(folder: RunFolder, name: str, *, diagnosed: bool) -> Entry:
     evaluations = tuple(run.evaluation for run in folder.of(name))
     return Entry(
         name=name,
         evaluations=evaluations,
-        diagnosis=diagnose(evaluations[0]),
+        diagnosis=diagnose(evaluations[0]) if diagnosed else None,
         numbers=evaluations[0].info["numbers"],
         seconds=sum(e.info["seconds"] for e in evaluations) / len(evaluations),
     )

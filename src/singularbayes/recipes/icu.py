@@ -18,12 +18,11 @@ from torch import nn
 
 from ..likelihoods import Bernoulli
 from ..methods import MAP, DeepEnsemble, MCDropout, MeanField
-from ..nn import factorize
 from ..priors import Normal, ScaleMixture
 from .data import icu
 from .data.splits import Splits
 from .panels import distance_and_correlation
-from .recipe import Plan, Recipe, mlp
+from .recipe import Plan, Recipe, all_low_rank, mlp
 
 RANK = 15
 SIZES = (44, 128, 128, 1)
@@ -36,7 +35,7 @@ def full() -> nn.Module:
 
 def low(rank: int = RANK) -> nn.Module:
     """Ranks 15, 15 and 1: 6,806 parameters, 13,612 variational numbers."""
-    return factorize(full(), rank=rank)
+    return all_low_rank(full(), rank)
 
 
 def dropped() -> nn.Module:

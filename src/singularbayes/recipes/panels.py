@@ -46,10 +46,10 @@ def layer_correlation(
 
 def distance_and_correlation(splits: Splits, runs: Mapping[str, Run]) -> Sequence[Panel]:
     """The two panels, from the first seed."""
-    return [_distance(splits, runs), *_correlation(runs)]
+    return [*_distance(splits, runs), *_correlation(runs)]
 
 
-def _distance(splits: Splits, runs: Mapping[str, Run]) -> Panel:
+def _distance(splits: Splits, runs: Mapping[str, Run]) -> list[Panel]:
     sets: dict[str, Any] = {"test": splits.test[0], **{name: x for name, (x, _) in splits.ood.items()}}
     distance = np.concatenate([distance_from(splits.train[0], x) for x in sets.values()])
     uncertainty = {
@@ -57,15 +57,16 @@ def _distance(splits: Splits, runs: Mapping[str, Run]) -> Panel:
         for name, run in runs.items()
         if run.posterior.distribution.support != 1
     }
+    if not uncertainty:  # point estimates alone
+        return []
     caption = (
         "A line that rises says 'I know less out here'; a flat or falling line does not notice how far it "
         f"is. Distance: mean to the {_NEIGHBOURS} nearest training cases, test and unfamiliar cases together."
     )
-    return Panel(
-        title="Uncertainty against distance from the training data",
-        caption=caption,
-        figure=uncertainty_by_distance(distance, uncertainty, label="epistemic uncertainty (first seed)"),
-    )
+    figure = uncertainty_by_distance(distance, uncertainty, label="epistemic uncertainty (first seed)")
+    return [
+        Panel(title="Uncertainty against distance from the training data", caption=caption, figure=figure)
+    ]
 
 
 def _correlation(runs: Mapping[str, Run]) -> list[Panel]:

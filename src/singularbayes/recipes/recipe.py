@@ -6,6 +6,7 @@ It has no loop of its own: :mod:`.running` runs every recipe.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from torch import nn
 
 from ..likelihoods import Likelihood
 from ..model import BlockPrior, Model
+from ..nn import factorize
 from ..report import Panel
 from .data.splits import Splits
 
-__all__ = ["Plan", "Recipe", "Run", "mlp"]
+__all__ = ["Plan", "Recipe", "Run", "all_low_rank", "mlp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,8 @@ class Plan:
         network: makes the start network (the runner seeds it).
         prior: on its parameters.
         method: fits it.
-        uses_validation: hand the validation set to ``fit`` (early stop); calibration uses it in any case.
+        uses_validation: hand the validation set to ``fit`` even where its method has no ``patience`` (which
+            needs it); calibration uses it in any case.
         deterministic: patterns of parameters that are point estimates.
     """
 
@@ -39,6 +42,12 @@ class Plan:
     uses_validation: bool = False
     deterministic: Sequence[str] = ()
 
+    @property
+    def needs_validation(self) -> bool:
+        """Whether ``fit`` is handed the validation set."""
+        stops = [getattr(m, "patience", None) for m in (self.method, getattr(self.method, "member", None))]
+        return self.uses_validation or any(patience is not None for patience in stops)
+
     def model(self, network: nn.Module, likelihood: Likelihood) -> Model:
         """The model around a start network."""
         return Model(network, likelihood, prior=self.prior, deterministic=tuple(self.deterministic))
@@ -46,13 +55,23 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One fitted plan: what was saved for one method and one seed."""
+    """One fitted plan: what was saved for one method and one seed.
+
+    Args:
+        name: of the plan.
+        seed: of the fit.
+        posterior: calibrated where the recipe calibrates.
+        evaluation: of that posterior.
+        temperature: of that calibration; 1 without.
+        made: command, date, machine and versions that made it.
+    """
 
     name: str
     seed: int
     posterior: Any
     evaluation: Any
     temperature: float
+    made: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +103,13 @@ class Recipe:
     panels: Callable[[Splits, Mapping[str, Run]], Sequence[Panel]] | None = None
     varies_data: bool = False
     calibrate: bool = True
+
+
+def all_low_rank(network: nn.Module, rank: int) -> nn.Module:
+    """Every linear layer at one rank, as in arXiv 2602.00387: the head too, though it saves nothing there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*saves no parameters")
+        return factorize(network, rank=rank)
 
 
 def mlp(*sizes: int, dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

@@ -2,16 +2,17 @@
 
 A run's folder:
 
-    run.json                    recipe, settings, command, machine, versions
-    METHOD/seed-0/posterior.*   the fitted posterior, calibrated
-    METHOD/seed-0/evaluation/   of the calibrated posterior (what the report shows)
-    METHOD/seed-0/uncalibrated/ the same before calibration
-    METHOD/seed-0/job.json      written last: the job is done
+    run.json                    recipe and the latest command; there once a job is done
+    METHOD/seed-0/posterior.*   the fitted posterior, calibrated where the recipe calibrates
+    METHOD/seed-0/evaluation/   of that posterior (what the report shows)
+    METHOD/seed-0/uncalibrated/ the same before calibration, where the recipe calibrates
+    METHOD/seed-0/job.json      written last: the job is done, and by what command, when, where
     results.csv, report.html
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,8 +20,9 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,18 @@ from torch import nn
 
 from .. import checkpoint
 from ..evaluation import evaluate
+from ..methods.training import TrainingDiverged
+from ..nn import LowRankLinear
 from ..random import forked
 from .data.splits import Splits
-from .folder import RunFolder, open_folder, read_job, results_table, slug, write_report
+from .folder import RunFolder, in_order, open_folder, read_job, results_table, slug, write_report
+from .overrides import check_overrides, overridden
 from .recipe import Plan, Recipe, Run
 
 __all__ = ["RunFolder", "open_folder", "results_table", "run_recipe"]
 
 Say = Callable[[str], None]
+_OTHER = "with other settings or data, or by another version of singularbayes"
 
 
 def run_recipe(
@@ -64,35 +70,82 @@ def run_recipe(
         overrides: method fields to change, for every plan that has them.
         bootstrap: resamples of the intervals.
         resume: keep what is finished in ``out`` and go on; without it the folder must be new or empty.
+            Finished jobs that were not asked for now are in the result too, where their settings fit: the
+            recipe's own, or those with ``overrides``.
         command: the command line, for the report.
         say: told one line per job.
 
     Raises:
         ValueError: unknown methods or fields, missing data, ``out`` in use.
+        TrainingDiverged: a fit diverged. Any failure before the first finished job leaves nothing to resume.
     """
-    plans = {name: _overridden(recipe.plans[name], overrides or {}) for name in _chosen(recipe, methods)}
-    _check_fields(plans, overrides or {})
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    chosen, changes = _chosen(recipe, methods), overrides or {}
+    check_overrides({name: recipe.plans[name] for name in chosen}, changes)
+    plans = {name: overridden(recipe.plans[name], changes) for name in chosen}
+    for key, value, least in (("seeds", seeds, 1), ("bootstrap", bootstrap, 0)):
+        if value < least:
+            raise ValueError(f"{key} must be at least {least}, got {value}")
     if recipe.needs_data and data is None:
         recipe.load(None, 0)
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is not empty; add --resume to go on with it, or choose another --out")
-    splits = {seed: recipe.load(data, seed) for seed in range(seeds if recipe.varies_data else 1)}
-    jobs = [
-        _job(recipe, name, plan, seed, splits[seed if recipe.varies_data else 0], out, bootstrap)
-        for seed in range(seeds)
-        for name, plan in plans.items()
-    ]
+    splits = _splits_by_seed(recipe, data)
+
+    def prepared(name: str, plan: Plan, seed: int) -> _Job:
+        return _job(recipe, name, plan, seed, splits(seed), out, bootstrap)
+
+    jobs = [prepared(name, plan, seed) for seed in range(seeds) for name, plan in plans.items()]
     for job in jobs:
         job.check_finished()
+    others, left_out = [], []
+    for name, seed in _finished(recipe, out):
+        if name in plans and seed < seeds:
+            continue
+        own = recipe.plans[name]
+        fits = [job for plan in (overridden(own, changes), own) if (job := prepared(name, plan, seed)).fits()]
+        if fits:
+            others.append(fits[0])
+        else:
+            left_out.append(f"{slug(name)}/seed-{seed}")
+            say(f"{name}, seed {seed}: left out, it was made {_OTHER}")
+    made = {**_provenance(command), "data": None if data is None else str(data)}
+    about = {"recipe": recipe.name, "seeds": seeds, **made, "left_out": left_out}
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
-    about = _about(recipe, command, seeds, data)
-    checkpoint.write_json(out / "run.json", about)
-    folder = RunFolder(out, recipe, tuple(_run(recipe, job, bootstrap, say) for job in jobs), about)
+    runs = [read_job(job.folder, job.network) for job in others]
+    for job in jobs:
+        try:
+            runs.append(_run(recipe, job, bootstrap, made, say))
+        except Exception as error:
+            _tidy(job, new, diverged=isinstance(error, TrainingDiverged))
+            raise
+        checkpoint.write_json(out / "run.json", about)  # once a job is done: before, there is nothing to keep
+    folder = RunFolder(out, recipe, in_order(recipe, runs), about)
     results_table(folder).to_csv(out / "results.csv", index=False)
-    write_report(folder, splits[0])
+    write_report(folder, splits(0))
     return folder
+
+
+def _splits_by_seed(recipe: Recipe, data: Path | None) -> Callable[[int], Splits]:
+    """The splits of a seed, each loaded once."""
+    load = cache(partial(recipe.load, data))
+    return lambda seed: load(seed if recipe.varies_data else 0)
+
+
+def _finished(recipe: Recipe, out: Path) -> list[tuple[str, int]]:
+    """Plan and seed of every finished job in the folder."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(out.glob("*/seed-*/job.json"))]
+    jobs = [json.loads(text) for text in texts]
+    return [(job["name"], job["seed"]) for job in jobs if job["name"] in recipe.plans]
+
+
+def _tidy(job: _Job, new: list[Path], *, diverged: bool) -> None:
+    """After a failure: no checkpoint that leads to the same end, no empty folder; the rest is kept."""
+    if diverged:
+        shutil.rmtree(job.folder / "checkpoint", ignore_errors=True)
+    for folder in (job.folder / "checkpoint", job.folder, job.folder.parent, *new):
+        with contextlib.suppress(OSError):  # not there, or not empty
+            folder.rmdir()
 
 
 def _chosen(recipe: Recipe, methods: Sequence[str] | None) -> list[str]:
@@ -110,41 +163,12 @@ def _chosen(recipe: Recipe, methods: Sequence[str] | None) -> list[str]:
     return [name for name in recipe.plans if name in chosen]
 
 
-def _overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
-    def changed(method: Any) -> Any:
-        known = {
-            key: value
-            for key, value in overrides.items()
-            if key in method.__dataclass_fields__ and key != "member"
-        }
-        if "member" in method.__dataclass_fields__:
-            known["member"] = changed(method.member)
-        return replace(method, **known)
-
-    return replace(plan, method=changed(plan.method))
-
-
-def _check_fields(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> None:
-    fields = {
-        field
-        for plan in plans.values()
-        for m in (plan.method, getattr(plan.method, "member", plan.method))
-        for field in m.__dataclass_fields__
-    }
-    for key in overrides:
-        if key not in fields:
-            known = ", ".join(sorted(fields - {"executor", "member"}))
-            raise ValueError(f"no chosen method has a field {key!r}; known: {known}")
-
-
-def _about(recipe: Recipe, command: str, seeds: int, data: Path | None) -> dict[str, Any]:
+def _provenance(command: str) -> dict[str, str]:
+    """What made a job: command, date, machine, versions."""
     system, threads = f"{platform.system()} {platform.machine()}", torch.get_num_threads()
     packages = [f"{name} {metadata.version(name)}" for name in ("singularbayes", "torch", "numpy")]
     return {
-        "recipe": recipe.name,
         "command": command,
-        "seeds": seeds,
-        "data": None if data is None else str(data),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{system}, {os.cpu_count()} CPU cores, {threads} threads",
         "versions": ", ".join([f"Python {sys.version.split()[0]}", *packages]),
@@ -154,8 +178,9 @@ def _about(recipe: Recipe, command: str, seeds: int, data: Path | None) -> dict[
 def _fingerprint(
     recipe: Recipe, name: str, plan: Plan, network: nn.Module, seed: int, splits: Splits, bootstrap: int
 ) -> str:
-    settings = (plan.method, plan.prior, plan.deterministic, recipe.likelihood, recipe.draws)
-    digest = hashlib.sha256(repr((recipe.name, name, *settings, seed, bootstrap)).encode())
+    settings = (plan.method, plan.prior, plan.deterministic, plan.needs_validation, recipe.likelihood)
+    rest = (recipe.draws, recipe.calibrate, seed, bootstrap, metadata.version("singularbayes"))
+    digest = hashlib.sha256(repr((recipe.name, name, *settings, *rest)).encode())
     digest.update(repr(network).encode())
     for key, (x, y) in splits.named_sets().items():
         digest.update(key.encode() + x.tobytes() + (b"" if y is None else y.tobytes()))
@@ -174,13 +199,16 @@ class _Job:
     folder: Path
     mark: str
 
+    def fits(self) -> bool:
+        """Whether it was done before, with the same settings, data and version of the library."""
+        path = self.folder / "job.json"
+        return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["job"] == self.mark
+
     def check_finished(self) -> bool:
         """Whether it was done before; with other settings it is an error."""
-        if not (self.folder / "job.json").is_file():
-            return False
-        if json.loads((self.folder / "job.json").read_text(encoding="utf-8"))["job"] != self.mark:
-            raise ValueError(f"{self.folder} was made with other settings or data; choose another --out")
-        return True
+        if (self.folder / "job.json").is_file() and not self.fits():
+            raise ValueError(f"{self.folder} was made {_OTHER}; choose another --out")
+        return self.fits()
 
 
 def _job(recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: Path, bootstrap: int) -> _Job:
@@ -191,29 +219,27 @@ def _job(recipe: Recipe, name: str, plan: Plan, seed: int, splits: Splits, out: 
     return _Job(name=name, seed=seed, plan=plan, network=network, splits=splits, folder=folder, mark=mark)
 
 
-def _run(recipe: Recipe, job: _Job, bootstrap: int, say: Say) -> Run:
+def _run(recipe: Recipe, job: _Job, bootstrap: int, made: Mapping[str, Any], say: Say) -> Run:
     if job.check_finished():
         say(f"{job.name}, seed {job.seed}: finished before")
         return read_job(job.folder, job.network)
     splits, folder = job.splits, job.folder
     model = job.plan.model(job.network, recipe.likelihood)
-    held = splits.validation if job.plan.uses_validation else None
+    held = splits.validation if job.plan.needs_validation else None
     fitted = job.plan.method.fit(model, splits.train, held, seed=job.seed, checkpoint=folder / "checkpoint")
-    calibrated = fitted
-    if recipe.calibrate:
-        calibrated = fitted.calibrate(splits.validation, draws=recipe.draws, seed=job.seed)
+    fitted.info["low_rank"] = any(isinstance(module, LowRankLinear) for module in job.network.modules())
     ood = {key: x if y is None else (x, y) for key, (x, y) in splits.ood.items()}
     settings = {"ood": ood, "draws": recipe.draws, "bootstrap": bootstrap, "seed": job.seed, "name": job.name}
-    raw = evaluate(fitted, splits.test, **settings)
-    evaluation = evaluate(calibrated, splits.test, **settings)
-    calibrated.save(folder)
-    raw.save(folder / "uncalibrated")
+    posterior, evaluation = fitted, evaluate(fitted, splits.test, **settings)
+    if recipe.calibrate:
+        evaluation.save(folder / "uncalibrated")
+        posterior = fitted.calibrate(splits.validation, draws=recipe.draws, seed=job.seed)
+        evaluation = evaluate(posterior, splits.test, **settings)
+    posterior.save(folder)
     evaluation.save(folder / "evaluation")
-    temperature = calibrated.likelihood.temperature
+    temperature = posterior.likelihood.temperature
     content = {"job": job.mark, "name": job.name, "seed": job.seed, "temperature": temperature}
-    checkpoint.write_json(folder / "job.json", content)
+    checkpoint.write_json(folder / "job.json", {**content, "made": dict(made)})
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     say(f"{job.name}, seed {job.seed}: {fitted.info['seconds']:.1f} s")
-    return Run(
-        name=job.name, seed=job.seed, posterior=calibrated, evaluation=evaluation, temperature=temperature
-    )
+    return read_job(folder, job.network)

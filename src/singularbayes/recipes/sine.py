@@ -6,6 +6,7 @@ Network 1-64-64-1, noise known; tanh and ReLU. Does the variance grow or fall wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def panels(splits: Splits, runs: Mapping[str, Run]) -> Sequence[Panel]:
 def plans(activation: type[nn.Module]) -> dict[str, Plan]:
     """The methods with one activation."""
     point = MAP(epochs=300, batch_size=32, learning_rate=5e-3)
-    field = MeanField(epochs=600, batch_size=32, learning_rate=5e-3)
+    field = MeanField(epochs=400, batch_size=32, learning_rate=5e-3, temperature=0.1)
     return {
         "MAP": Plan(network=partial(full, activation), prior=Normal(1.0), method=point),
         "DeepEnsemble": Plan(
@@ -91,4 +92,10 @@ RECIPE = Recipe(
     panels=panels,
     varies_data=True,
 )
-RELU = {"plans": plans(nn.ReLU)}
+RELU = replace(
+    RECIPE,
+    name="sine-relu",
+    title="The 1-D control with ReLU",
+    what="as sine, with a ReLU network",
+    plans=plans(nn.ReLU),
+)

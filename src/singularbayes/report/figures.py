@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
+from singularbayes.metrics.calibration import bin_of
 from singularbayes.report.canvas import blank_figure, grid, some, vector
 from singularbayes.report.palette import FAMILIAR, LINES, NEUTRAL, MethodStyle, drawing, plain, resolve
 
@@ -163,7 +164,7 @@ def _reliability_axes(
     top: Axes, bottom: Axes, conf: Array, hit: Array, edges: Array, style: MethodStyle
 ) -> None:
     bins = edges.size - 1
-    place = np.clip(np.ceil(conf * bins).astype(int) - 1, 0, bins - 1)
+    place = bin_of(conf, bins)
     count = np.bincount(place, minlength=bins)
     full = count > 0
     n = count[full]

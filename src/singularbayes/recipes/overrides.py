@@ -1,0 +1,72 @@
+"""Fields of methods that the user sets by name: known, of the right kind, and the device is there."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .recipe import Plan
+
+__all__ = ["check_overrides", "overridden"]
+
+_NOT_FLAGS = {"executor", "member"}  # objects; no text on a command line stands for one
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
+
+
+def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
+    """The plan with those fields changed that its method, or its method's member, has."""
+
+    def changed(method: Any) -> Any:
+        fields = method.__dataclass_fields__
+        known = {key: value for key, value in overrides.items() if key in fields and key not in _NOT_FLAGS}
+        if "member" in fields:
+            known["member"] = changed(method.member)
+        return replace(method, **known)
+
+    return replace(plan, method=changed(plan.method))
+
+
+def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> None:
+    """Raise before any work when a field is unknown, of the wrong kind, or names a device that is not here.
+
+    Raises:
+        ValueError: naming the field, what was got and what was expected.
+    """
+    kinds: dict[str, tuple[Any, ...]] = {}
+    for plan in plans.values():
+        for method in (plan.method, getattr(plan.method, "member", plan.method)):
+            hints = typing.get_type_hints(type(method))
+            kinds |= {key: _kinds(hints[key]) for key in method.__dataclass_fields__ if key not in _NOT_FLAGS}
+    for key, value in overrides.items():
+        if key not in kinds:
+            known = ", ".join(sorted(kinds))
+            raise ValueError(f"no chosen method has a field {key!r}; known: {known}")
+        if set(kinds[key]) <= set(_WORDS) and not any(_is(value, kind) for kind in kinds[key]):
+            expected = " or ".join(_WORDS[kind] for kind in kinds[key])
+            raise ValueError(f"{key} must be {expected}, got {value!r}")
+    if overrides.get("device") is not None:
+        _check_device(overrides["device"])
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float) if kind is float else isinstance(value, kind)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"device {name!r} cannot be used here ({first}); try --device cpu") from None

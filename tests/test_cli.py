@@ -3,12 +3,14 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 
 from singularbayes.cli import _print_results, main, parse_overrides
+from singularbayes.metrics import Interval
 from singularbayes.recipes import ALL, run_recipe, summary
 
 # typer hands over a context of its own class; warnings of tiny fits are not what is tested here
@@ -99,6 +101,26 @@ def test_no_number_of_the_table_is_cut_on_a_narrow_terminal(task, columns, tmp_p
     for cell in printed:
         assert cell.text in text
         assert cell.interval in text
+
+
+def test_a_share_over_several_seeds_never_prints_above_one(tmp_path):
+    once = run_recipe(ALL["digits"], tmp_path / "out", methods=["map"], overrides={"epochs": 1}, bootstrap=5)
+    shares = (Interval(0.9, 0.8, 1.0), Interval(1.0, 0.99, 1.0))  # unclipped, the upper end is 1.6
+    runs = [
+        replace(
+            run,
+            seed=seed,
+            evaluation=replace(run.evaluation, metrics={**run.evaluation.metrics, "accuracy": e}),
+        )
+        for run in once.runs
+        for seed, e in enumerate(shares)
+    ]
+    stream = io.StringIO()
+    _print_results(Console(file=stream, width=160, force_terminal=True), replace(once, runs=tuple(runs)))
+    assert "seeds: 2" in stream.getvalue()
+    (accuracy,) = [c for c in summary(replace(once, runs=tuple(runs))).columns if c.head == "Accuracy"]
+    assert accuracy.cells[0].interval.endswith("to 1.000")
+    assert accuracy.cells[0].interval in stream.getvalue()
 
 
 def test_flags_become_fields():

@@ -166,7 +166,7 @@ def _print_results(console: Console, folder: Any) -> None:
 
     state = "calibrated on validation" if folder.recipe.calibrate else "uncalibrated"
     seeds = len({run.seed for run in folder.runs})
-    console.print(f"\nTest set, {state}, seeds: {seeds}; each value over its 95% interval")
+    console.print(f"\nTest set, {state}, seeds: {seeds}; each value over its 95% interval", highlight=False)
     wide = console if console.is_terminal else Console(width=_PIPE)
     numbers, *measures, seconds = summary(folder).columns
     part: list[Any] = []

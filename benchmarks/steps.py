@@ -11,7 +11,9 @@ import argparse
 import itertools
 import json
 import platform
-import resource
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from timing import interleave, ratio
 from torch import nn
 
 import singularbayes as sb
+from singularbayes.distributions import DiagonalGaussian
 from singularbayes.methods.learner import prepare
 from singularbayes.methods.mean_field import BuildMeanField
 from singularbayes.methods.training import Run
@@ -118,17 +121,39 @@ def predictions(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         "full rank": lambda: fits["full rank"].predict(x, draws=DRAWS).mean,
     }
     times = interleave(calls, rounds, seconds=seconds)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    low.predict(x, draws=DRAWS)
-    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    command = [sys.executable, __file__, "--memory", name]
+    growth = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     unit = sorted(times["one pass"])
     return {
         "net": name,
         "what": f"prediction, {DRAWS} draws",
         "milliseconds": 1e3 * unit[len(unit) // 2],
         "ratios": {key: vars(ratio(times, key, "one pass")) for key in calls},
-        "peak_growth_mb": growth / 1024,
+        "peak_growth_mb": growth,
     }
+
+
+def memory(name: str) -> float:
+    """Peak resident MB that one prediction adds to a fresh process (Linux)."""
+    sizes = NETS[name]
+    x = torch.randn(BATCH, sizes[0])
+    network = sb.factorize(mlp(sizes), rank=RANK)
+    model = sb.Model(network, sb.Categorical())
+    mean = model.layout.flatten(network)
+    posterior = sb.Posterior(
+        model.copy_network(), DiagonalGaussian(mean, 0.1 * mean.abs()), model.likelihood, model.layout, {}
+    )
+    with torch.no_grad():
+        network(x)  # what one plain pass needs is there already
+
+    def status(key: str) -> int:
+        line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(key))
+        return int(line.split()[1])
+
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = status("VmRSS")
+    posterior.predict(x, draws=DRAWS)
+    return (status("VmHWM") - before) / 1024
 
 
 def main() -> None:
@@ -137,14 +162,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=40, help="longest time for one net and table")
     parser.add_argument("--nets", nargs="*", default=list(NETS), choices=list(NETS))
+    parser.add_argument("--memory", choices=list(NETS), help="print the memory of one prediction, and stop")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
+    warnings.filterwarnings("ignore", "the rank saves no parameters")  # the heads, on purpose
+    if arguments.memory:
+        print(memory(arguments.memory))
+        return
     rows = []
     for name in arguments.nets:
         for table in (measure, predictions):
             row = table(name, arguments.rounds, arguments.seconds)
             rows.append(row)
             print(f"\n{row['net']}: {row['what']}; unit {row['milliseconds']:.3f} ms")
+            if "peak_growth_mb" in row:
+                print(f"  memory above the inputs: {row['peak_growth_mb']:.1f} MB")
             for key, value in row["ratios"].items():
                 print(f"  {key:28s} {value['value']:8.2f}   ({value['low']:.2f} - {value['high']:.2f})")
     if arguments.out:

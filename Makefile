@@ -26,7 +26,7 @@ help:
 	@echo "make test        everything that CI checks: lint, then the tests (SLOW=1: the slow tests too)"
 	@echo "make lint        ruff, pyright, import-linter"
 	@echo "make format      let ruff format and repair what it can"
-	@echo "make bench       the benchmarks, the peers among them; results in build/bench"
+	@echo "make bench       step and prediction times, the peers too; results in build/bench"
 	@echo "make docs        the documentation, in build/docs"
 	@echo "make report-png  a picture of the report REPORT=path.html, drawn by Chromium"
 	@echo "make clean       remove the set-up and everything built"
@@ -76,10 +76,8 @@ format: $(STAMPS)/test
 
 bench: $(STAMPS)/bench
 	@mkdir -p build/bench
-	@for file in $$(grep -l __main__ benchmarks/*.py); do \
-	  out=build/bench/$$(basename $$file .py).json; \
-	  echo "== $$file --out $$out"; $(BIN)/python $$file --out $$out $(ARGS) || exit 1; \
-	done
+	$(BIN)/python benchmarks/steps.py --out build/bench/steps.json $(ARGS)
+	$(BIN)/python benchmarks/peers.py --out build/bench/peers.json
 
 docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/docs

@@ -249,7 +249,8 @@ def _scale(name: str, mean: Interval, median: Interval, *, inverted: bool) -> Cr
             "B", "scale", "the model states no uncertainty on test data, so there is no ratio"
         )
     low, high = _ends(mean)
-    middle = "" if math.isnan(median.value) else f" (median {median.value:.3g} times)"
+    times = "over 1,000" if median.value > 1000 else f"{median.value:.3g}"
+    middle = "" if math.isnan(median.value) else f" (median {times} times)"
     times = f"{mean.value:.4g} times as large on {name} as on test data{middle}"
     if inverted and mean.value > 1:
         verdict = (

@@ -1,4 +1,7 @@
-"""The README's picture, from a finished run: python docs/pictures.py runs/sine docs/images/sine.png"""
+"""The README's picture, from a finished run.
+
+python docs/pictures.py runs/sine docs/images/sine.png
+"""
 
 import sys
 from pathlib import Path
@@ -8,6 +11,7 @@ from singularbayes.recipes.sine import panels
 
 
 def main(run: Path, target: Path) -> None:
+    """Draw the variance field of the first seed."""
     folder = open_folder(run, ALL)
     first = {name: folder.of(name)[0] for name in folder.names}
     (panel,) = panels(folder.recipe.load(None, 0), first)

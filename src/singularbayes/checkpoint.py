@@ -68,7 +68,7 @@ def write_pair(
     finally:
         temporary.unlink(missing_ok=True)
     write_json(folder / f"{stem}.json", {**content, "tensors": name})
-    for stale in folder.glob(f"{stem}-*.safetensors"):
+    for stale in folder.glob(f"{stem}-{'[0-9a-f]' * 12}.safetensors"):
         if stale.name != name:
             stale.unlink(missing_ok=True)
 

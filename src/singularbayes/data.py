@@ -78,7 +78,13 @@ def _refuse_nonfinite(x: Tensor, what: str) -> None:
 
 def _tensor(x: Any, what: str) -> Tensor:
     if isinstance(x, Tensor):
+        if x.is_complex():
+            raise TypeError(f"{what} is complex ({x.dtype}); pass real and imaginary part as two features")
         return x.detach()
+    if isinstance(x, DataLoader | Dataset):
+        raise TypeError(
+            f"{what} must be the inputs themselves (a tensor, array or dict), got a {type(x).__name__}"
+        )
     array = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)  # pandas
     if array.dtype == object and _is_frame_of_numbers(
         x
@@ -128,9 +134,21 @@ def as_inputs(x: Any, dtype: torch.dtype, integers: bool, what: str = "X") -> An
         raise ValueError(f"{what} is empty (shape {tuple(tensor.shape)}); expected at least one row")
     if tensor.is_floating_point() or tensor.dtype == torch.bool or not integers:
         _refuse_nonfinite(tensor, what)
+        if not tensor.is_floating_point():
+            _refuse_rounding(tensor, dtype, what)
         tensor = tensor.to(dtype)
         _refuse_nonfinite(tensor, f"{what} (as {dtype})")
     return tensor.contiguous()
+
+
+def _refuse_rounding(tensor: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Whole numbers that the network's dtype cannot hold are ids or large counts, not features."""
+    limit = 2 ** (24 if dtype == torch.float32 else 53 if dtype == torch.float64 else 8)
+    if tensor.dtype not in (torch.bool, torch.uint8, torch.int8) and bool((tensor.abs() > limit).any()):
+        raise ValueError(
+            f"{what} holds whole numbers above {limit}, which {dtype} would round; scale them, or use them "
+            f"as ids in an embedding"
+        )
 
 
 def _part(x: Any, dtype: torch.dtype, integers: bool, what: str) -> Any:

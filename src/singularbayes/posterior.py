@@ -77,7 +77,10 @@ class Posterior:
 
     def __repr__(self) -> str:
         method, kind = self.info.get("method", "?"), self.distribution.kind
-        return f"Posterior({method}, {kind}, {self.layout.size} entries, {type(self.likelihood).__name__})"
+        at = "" if self.likelihood.temperature == 1 else f" at temperature {self.likelihood.temperature:.3g}"
+        return (
+            f"Posterior({method}, {kind}, {self.layout.size} entries, {type(self.likelihood).__name__}{at})"
+        )
 
     # Draws
 
@@ -165,7 +168,10 @@ class Posterior:
             try:
                 output = call(self.network, take(x, slice(0, 1)))
             except RuntimeError as error:
-                raise ValueError(f"the network failed on one row of input of shape {key}: {error}") from error
+                advice = "; one case needs a row axis: x[:1], not x[0]" if key == () else ""
+                raise ValueError(
+                    f"the network failed on one row of input of shape {key}: {error}{advice}"
+                ) from error
             finally:
                 for handle in handles:
                     handle.remove()

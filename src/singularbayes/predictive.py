@@ -62,7 +62,7 @@ def _mixture(log_densities: Tensor) -> Tensor:
     return torch.logsumexp(log_densities, 0) - math.log(log_densities.shape[0])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CategoricalPredictive:
     """Class probabilities of ``S`` draws for ``B`` inputs.
 
@@ -77,6 +77,9 @@ class CategoricalPredictive:
     """
 
     log_probs: Float[Tensor, "S B K"]
+
+    def __repr__(self) -> str:
+        return f"CategoricalPredictive({self.draws} draws, {self.log_probs.shape[1]} rows)"
 
     @property
     def draws(self) -> int:
@@ -130,7 +133,7 @@ class CategoricalPredictive:
         return _quantiles(self.probs, level)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BernoulliPredictive:
     """Probability of class 1 under ``S`` draws for ``B`` inputs.
 
@@ -139,6 +142,9 @@ class BernoulliPredictive:
     """
 
     logits: Float[Tensor, "S B"]
+
+    def __repr__(self) -> str:
+        return f"BernoulliPredictive({self.draws} draws, {self.logits.shape[1]} rows)"
 
     @property
     def draws(self) -> int:
@@ -193,7 +199,7 @@ class BernoulliPredictive:
         return CategoricalPredictive(self.log_probs)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianPredictive:
     """Equal-weight mixture of ``S`` Gaussians for ``B`` inputs.
 
@@ -209,6 +215,9 @@ class GaussianPredictive:
 
     means: Float[Tensor, "S B *event"]
     variances: Float[Tensor, "S B *event"]
+
+    def __repr__(self) -> str:
+        return f"GaussianPredictive({self.draws} draws, {self.means.shape[1]} rows)"
 
     @property
     def draws(self) -> int:

@@ -7,11 +7,13 @@ holds the distribution's tensors, and what of the network's state the flat vecto
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from . import checkpoint, distributions, likelihoods
@@ -44,7 +46,7 @@ def write(folder: str | Path, parts: Parts) -> None:
     kind = type(likelihood).__name__
     known = likelihoods.KINDS.get(kind) is type(likelihood)
     covered = {name for slot in layout.slots for name in slot.aliases}
-    state = network.state_dict()
+    state = _tensors(network)
     rest = {f"rest.{name}": tensor for name, tensor in state.items() if name not in covered}
     tensors = {f"distribution.{name}": t for name, t in distribution.tensors().items()}
     masked = {name: m.p for name, m in network.named_modules() if isinstance(m, MaskedDropout)}
@@ -55,6 +57,7 @@ def write(folder: str | Path, parts: Parts) -> None:
         "likelihood": {"kind": kind, **likelihood.to_dict()} if known else {"own": kind},
         "layout": layout.to_dict(),
         "dropout": masked,
+        "network": repr(network),
         "info": _plain(info),
     }
     checkpoint.write_pair(folder, _STEM, {**tensors, **rest}, content)
@@ -83,6 +86,12 @@ def read(folder: str | Path, network: nn.Module, likelihood: Likelihood | None) 
     _put_masks(private, layout, content["dropout"])
     _check_fit(private, layout)
     _load_rest(private, _part(tensors, "rest"))
+    if content.get("network") != repr(private):
+        warnings.warn(
+            f"the network that was saved in {folder} prints otherwise than this one: parameters fit, but an "
+            f"activation or an option may differ, and then the predictions do too",
+            stacklevel=3,
+        )
     device = next(private.parameters()).device
     own = {name: tensor.to(device) for name, tensor in _part(tensors, "distribution").items()}
     distribution = distributions.rebuild(content["distribution"], own)
@@ -128,13 +137,20 @@ def _check_fit(network: nn.Module, layout: Layout) -> None:
 
 def _load_rest(network: nn.Module, rest: dict[str, Tensor]) -> None:
     """What the flat vector does not cover: frozen parameters, other buffers."""
-    state = network.state_dict()
+    state = _tensors(network)
     unknown = [name for name, t in rest.items() if name not in state or state[name].shape != t.shape]
     if unknown:
         raise ValueError(
             f"the network does not fit this posterior: {unknown[0]} is missing or has another shape"
         )
-    network.load_state_dict(rest, strict=False)
+    with torch.no_grad():
+        for name, tensor in rest.items():
+            state[name].copy_(tensor)
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, those that a state_dict leaves out too."""
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
 def _likelihood(content: Mapping[str, Any], folder: str | Path) -> Likelihood:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import jaxtyping
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,10 +20,12 @@ from .likelihoods import Categorical, Likelihood
 from .model import Model
 from .posterior import Posterior, load
 from .predictive import GaussianPredictive
+from .random import snapshot
 
 __all__ = ["ContractError", "check_method"]
 
 _TOLERANCE = 1e-5
+_MANY_ROWS = 512  # more than a usual batch: the order of the rows then decides what a step sees
 
 
 class ContractError(AssertionError):
@@ -41,6 +47,9 @@ def _default_problem() -> tuple[nn.Module, Likelihood, Data]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+    head = network[3]
+    del head.bias  # fixed instead, outside the flat vector: a file must hold it too
+    head.register_buffer("bias", torch.tensor([0.5, -0.3, 0.1]))
     return network, Categorical(), (x, y)
 
 
@@ -56,10 +65,11 @@ def check_method(
 
     Args:
         method: anything with ``.fit(model, data, seed=...) -> Posterior``; give it few epochs.
-        network: the network to fit; by default a small MLP with dropout.
+        network: the network to fit; by default a small MLP with dropout and a bias that is not trained.
         likelihood: must fit the network.
         data: ``(X, y)``; needed with a network of your own.
-        exempt: clauses that the method breaks by its authors' design, by name.
+        exempt: clauses that the method breaks by its authors' design, by name; for a fit without any
+            randomness that is ``"another seed, another fit"``.
 
     Returns:
         The names of the clauses that were checked.
@@ -117,6 +127,17 @@ def _network_untouched(method: Any, network: nn.Module, likelihood: Likelihood, 
     _require(same, "the user's network is untouched", "requires_grad or .grad changed")
 
 
+def _model_untouched(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
+    model = Model(network, likelihood)
+    fields, settings = dict(vars(model)), likelihood.to_dict()
+    method.fit(model, data, seed=0)
+    clause = "the user's model is untouched"
+    now = vars(model)
+    replaced = sorted(name for name in fields | now if fields.get(name) is not now.get(name))
+    _require(not replaced, clause, f"{', '.join(replaced)} replaced")
+    _require(likelihood.to_dict() == settings, clause, "the likelihood's settings changed")
+
+
 def _data_untouched(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
     own = (data[0].clone(), data[1].clone())
     _fit(method, network, likelihood, own).predict(own[0], draws=3)
@@ -125,10 +146,38 @@ def _data_untouched(method: Any, network: nn.Module, likelihood: Likelihood, dat
 
 
 def _global_state_untouched(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
-    before, grad = torch.get_rng_state(), torch.is_grad_enabled()
-    _fit(method, network, likelihood, data).predict(data[0], draws=3)
-    _require(torch.equal(before, torch.get_rng_state()), "the global random state is untouched")
-    _require(grad == torch.is_grad_enabled(), "the global random state is untouched", "grad mode changed")
+    clause, grad, put_back = "the global random state is untouched", torch.is_grad_enabled(), snapshot()
+    try:
+        # away from where a fit that seeds would have left it the time before
+        _ = torch.rand(1), np.random.random(), random.random()  # noqa: NPY002, S311
+        before = _global_states()
+        with _annotations_unchecked():
+            _fit(method, network, likelihood, data).predict(data[0], draws=3)
+        after = _global_states()
+    finally:
+        put_back()
+    moved = [name for name, state in before.items() if state != after[name]]
+    _require(not moved, clause, f"that of {', '.join(moved)} moved")
+    _require(grad == torch.is_grad_enabled(), clause, "grad mode changed")
+
+
+@contextmanager
+def _annotations_unchecked() -> Iterator[None]:
+    """Without the check of annotations that tests may have on: beartype draws from Python's state."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def _global_states() -> dict[str, str]:
+    return {
+        "torch": str(torch.get_rng_state().tolist()),
+        "numpy": str([np.asarray(part).tolist() for part in np.random.get_state()]),  # noqa: NPY002
+        "Python": str(random.getstate()),
+    }
 
 
 def _same_seed(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
@@ -143,6 +192,25 @@ def _same_seed(method: Any, network: nn.Module, likelihood: Likelihood, data: Da
             "same seed, same draws",
             "the seed is ignored",
         )
+
+
+def _another_seed(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
+    x, y = (part.repeat(-(-_MANY_ROWS // len(part)), *[1] * (part.dim() - 1)) for part in data)
+    one, two = (_fit(method, network, likelihood, (x, y), seed=seed) for seed in (3, 4))
+    _require(
+        not torch.equal(one.draw(4, seed=1), two.draw(4, seed=1)),
+        "another seed, another fit",
+        "fits with seeds 3 and 4 are equal; exempt this clause only if nothing in the fit is random",
+    )
+
+
+def _numpy(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
+    x, y = (part.numpy() for part in data)
+    clause = "numpy data give what the same tensors give"
+    posterior = _fit(method, network, likelihood, data)
+    _same_predictions(posterior, method.fit(Model(network, likelihood), (x, y), seed=0), data[0], clause)
+    same = torch.equal(posterior.predict(x, draws=4).mean, posterior.predict(data[0], draws=4).mean)
+    _require(same, clause, "predictions differ")
 
 
 def _minibatches(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) -> None:
@@ -181,8 +249,8 @@ def _files(method: Any, network: nn.Module, likelihood: Likelihood, data: Data) 
         posterior.save(folder)
         other = copy.deepcopy(network)
         with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.zero_()  # everything must come from the file
+            for tensor in (*other.parameters(), *other.buffers()):
+                tensor.zero_()  # everything must come from the file
         _same_predictions(
             posterior, load(folder, other), data[0], "a saved posterior loads to the same predictions"
         )
@@ -212,9 +280,12 @@ def _total_variance(method: Any, network: nn.Module, likelihood: Likelihood, dat
 
 CLAUSES: dict[str, Callable[[Any, nn.Module, Likelihood, Data], None]] = {
     "the user's network is untouched": _network_untouched,
+    "the user's model is untouched": _model_untouched,
     "the user's data are untouched": _data_untouched,
     "the global random state is untouched": _global_state_untouched,
     "same seed, same draws": _same_seed,
+    "another seed, another fit": _another_seed,
+    "numpy data give what the same tensors give": _numpy,
     "minibatches give the full batch's outputs": _minibatches,
     "batched draws equal a loop over draws": _ways,
     "a saved posterior loads to the same predictions": _files,

@@ -183,7 +183,7 @@ def _moved_outside(fitted: list[Posterior]) -> list[str]:
     """Tensors outside the flat vector, counters aside, that differ between members."""
     first = fitted[0]
     inside = {name for slot in first.layout.slots for name in slot.aliases}
-    states = [posterior.network.state_dict() for posterior in fitted]
+    states = [dict(posterior.network.named_buffers()) for posterior in fitted]
     return [
         name
         for name, tensor in states[0].items()

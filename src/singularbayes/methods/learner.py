@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Batches, Tensors, as_source, gather, take, to_device
 from ..distributions import StoredDraws
 from ..model import Model
 from ..parameters import owner
 from ..priors import ScaleMixture
+from ..probing import check_network
 
 __all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "prepare"]
 
@@ -172,24 +173,23 @@ def prepare(
     )
     probe = model.copy_network().to(device).eval()
     if isinstance(source, Tensors):
-        source = Tensors(source.x, _checked_labels(model, probe, source))
-    else:  # its labels are checked batch by batch; the first two rows tell whether the shapes fit
+        if source.y is None:
+            raise ValueError("training data need labels: pass (X, y)")
+        shape = check_network(model, probe, take(source.x, slice(0, 2)))
+        source = Tensors(source.x, _checked_labels(model, source.y, shape))
+    else:  # its labels are checked batch by batch; the first rows tell whether the shapes fit
         x, y = next(iter(source.epoch(2, 0, 0, shuffle=False)))
-        with torch.no_grad():
-            model.likelihood.labels(model.outputs(probe, to_device(x, device)).shape, y)
-    return Prepared(source, None if held is None else (held.x, _checked_labels(model, probe, held)))
-
-
-def _checked_labels(model: Model, probe: nn.Module, data: Tensors) -> Tensor:
-    """The labels, checked against the shape of the network's outputs for two rows."""
-    if data.y is None:
-        raise ValueError("training and validation data need labels: pass (X, y)")
-    two = Tensors(take(data.x, slice(0, 2)), data.y[:2])
+        shape = check_network(model, probe, to_device(take(x, slice(0, 2)), device))
+        model.likelihood.labels(shape, y[: shape[0]])
+    if held is None:
+        return Prepared(source, None)
+    if held.y is None:
+        raise ValueError("validation data need labels: pass (X, y)")
     with torch.no_grad():
-        shape = model.outputs(probe, two.x).shape
-    if len(shape) == 0 or shape[0] != two.num_data:
-        raise ValueError(
-            f"the network gives outputs of shape {tuple(shape)} for {two.num_data} rows; the first axis "
-            f"must be the batch"
-        )
-    return model.likelihood.labels(torch.Size((data.num_data, *shape[1:])), data.y).to(data.y.device)
+        shape = model.outputs(probe, take(held.x, slice(0, 2))).shape
+    return Prepared(source, (held.x, _checked_labels(model, held.y, shape)))
+
+
+def _checked_labels(model: Model, y: Tensor, shape: torch.Size) -> Tensor:
+    """All labels, checked against the shape of the network's outputs for some rows."""
+    return model.likelihood.labels(torch.Size((len(y), *shape[1:])), y).to(y.device)

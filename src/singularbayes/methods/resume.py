@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -63,12 +64,16 @@ def fingerprint(
     digest.update(repr([(s.name, s.shape, s.kind) for s in model.layout.slots]).encode())
     digest.update(repr((model.prior, model.likelihood)).encode())
     digest.update(start.double().cpu().numpy().tobytes())
+    digest.update(repr(model.network).encode())
     for name, tensor in model.network.state_dict().items():
         digest.update(name.encode())
         _add(digest, tensor)
     if isinstance(train, Tensors):
         _add(digest, train.x)
         _add(digest, train.y)
+    else:  # batches of the user's: what the first of them hold
+        for batch in itertools.islice(train.epoch(64, seed, 0, shuffle=True), 4):
+            _add(digest, batch)
     if data.validation is not None:
         _add(digest, data.validation)
     return digest.hexdigest()

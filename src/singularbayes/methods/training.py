@@ -145,7 +145,7 @@ class Run:
         )
         self.forward: Any = torch.compile(self.bound.network) if settings.compile else self.bound.network
         self.state = resume.State()
-        self.good = self.snapshot()
+        self.start = self.good = self.snapshot()
         self.best: dict[str, Tensor] | None = None
 
     # One step, one epoch
@@ -213,7 +213,8 @@ class Run:
     @contextlib.contextmanager
     def _train_mode(self) -> Iterator[None]:
         self.bound.network.train()
-        with torch.enable_grad():  # also inside a caller's no_grad
+        # Also inside a caller's no_grad; not under a caller's autocast, whose cache would keep old weights.
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             yield
         self.bound.network.eval()
 
@@ -315,9 +316,8 @@ def fit_learner(
         _epochs(run, folder, mark, validation_draws, display, facts)
     if run.best is not None:
         run.restore(run.best)
-    posterior = run.posterior(_info(run, facts))
-    _warn_if_degenerate(run)
-    return posterior
+    _check_end(run, facts)
+    return run.posterior(_info(run, facts))
 
 
 def _epochs(
@@ -382,12 +382,20 @@ def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _warn_if_degenerate(run: Run) -> None:
+def _check_end(run: Run, facts: dict[str, Any]) -> None:
+    """The last state must predict; a fault that the user can act on is named."""
     x, _ = next(iter(run.data.train.epoch(256, run.seed, 0, shuffle=False)))
     row = run.learner.distribution().mean.unsqueeze(0)
     network = run.bound.network.eval()
     with torch.no_grad():
         outputs = evaluate(network, run.model.layout, row, to_device(x, run.device), way_for(network))[0]
+    if not bool(torch.isfinite(outputs).all()):
+        run.restore(run.start)
+        raise TrainingDiverged(
+            f"the fitted network's outputs are nan or infinite: the last step was too large. This error's "
+            f".posterior holds the start. Lower learning_rate (now {run.settings.learning_rate})",
+            run.posterior(_info(run, facts)),
+        )
     run.model.likelihood.warn_if_degenerate(outputs, run.bound.likelihood_numbers)
     if isinstance(x, Tensor) and bool((x == x[:1]).all()):
         return  # equal inputs: equal predictions are right

@@ -2,17 +2,20 @@
 
 import dataclasses
 import itertools
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import singularbayes as sb
-from singularbayes import functions, methods
+from singularbayes import checkpoint, functions, methods
 from singularbayes.distributions import DiagonalGaussian
 from singularbayes.posterior import Posterior
+from singularbayes.random import snapshot
 from singularbayes.testing import CLAUSES, ContractError, check_method
 
 METHODS = {
@@ -140,6 +143,50 @@ def draws_from_the_global_state(model, data, posterior):
     torch.rand(1)
 
 
+def draws_from_numpys_state(model, data, posterior):
+    np.random.random()
+
+
+def seeds_numpy(model, data, posterior):
+    np.random.seed(0)
+
+
+def draws_from_pythons_state(model, data, posterior):
+    random.random()
+
+
+def seeds_python(model, data, posterior):
+    random.seed(0)
+
+
+def seeds_torch(model, data, posterior):
+    torch.manual_seed(0)
+
+
+def replaces_the_likelihood(model, data, posterior):
+    model.likelihood = sb.Categorical()
+
+
+def replaces_the_prior(model, data, posterior):
+    model.prior = sb.Normal(2.0)
+
+
+def replaces_the_layout(model, data, posterior):
+    model.layout = dataclasses.replace(model.layout)
+
+
+def replaces_the_network(model, data, posterior):
+    model.network = model.copy_network()
+
+
+def adds_a_field(model, data, posterior):
+    model.fitted = True
+
+
+def warms_the_likelihood(model, data, posterior):
+    object.__setattr__(model.likelihood, "temperature", 2.0)
+
+
 def turns_gradients_off(model, data, posterior):
     torch.set_grad_enabled(False)
 
@@ -151,6 +198,27 @@ COUNTER = itertools.count()
 class Unseeded:
     def fit(self, model, data, seed=0):
         return sb.MeanField(epochs=1).fit(model, data, seed=next(COUNTER))
+
+
+@dataclass(frozen=True)
+class FitSeedIgnored:
+    method: Any
+
+    def fit(self, model, data, seed=0):
+        return self.method.fit(model, data, seed=5)
+
+
+@dataclass(frozen=True)
+class TensorsAlone:
+    def fit(self, model, data, seed=0):
+        return sb.MAP(epochs=1).fit(model, (data[0] + torch.zeros(()), data[1].long()), seed=seed)
+
+
+@dataclass(frozen=True)
+class ScalesArrays:
+    def fit(self, model, data, seed=0):
+        x, y = data
+        return sb.MAP(epochs=1).fit(model, (x if isinstance(x, Tensor) else x / 2, y), seed=seed)
 
 
 class SeedIgnored(Posterior):
@@ -175,6 +243,28 @@ class Lossy(Posterior):
         whole = self.distribution
         rounded = DiagonalGaussian(whole.mean.half().float(), whole.std)
         Posterior(self.network, rounded, self.likelihood, self.layout, self.info).save(folder)
+
+
+class WithoutTheRest(Posterior):
+    """Leaves out of the file what the flat vector does not hold; of one kind."""
+
+    kind = "buffers"
+
+    def save(self, folder) -> None:
+        original = checkpoint.write_pair
+        left_out = {name for name, _ in getattr(self.network, f"named_{self.kind}")()}
+
+        def write(folder, stem, tensors, content):
+            kept = {n: t for n, t in tensors.items() if n.removeprefix("rest.") not in left_out}
+            original(folder, stem, kept, content)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint, "write_pair", write)
+            super().save(folder)
+
+
+class WithoutFrozen(WithoutTheRest):
+    kind = "parameters"
 
 
 class DrawsAgainOnCopy(Posterior):
@@ -219,22 +309,44 @@ def kind_of(kind):
 FAULTS = {
     "the user's network is untouched": [writes_a_weight, leaves_eval_mode, leaves_a_gradient, freezes],
     "the user's data are untouched": [scales_the_inputs, scales_the_labels],
-    "the global random state is untouched": [draws_from_the_global_state, turns_gradients_off],
+    "the user's model is untouched": [
+        replaces_the_likelihood,
+        replaces_the_prior,
+        replaces_the_layout,
+        replaces_the_network,
+        adds_a_field,
+        warms_the_likelihood,
+    ],
+    "the global random state is untouched": [
+        draws_from_the_global_state,
+        draws_from_numpys_state,
+        draws_from_pythons_state,
+        seeds_torch,
+        seeds_numpy,
+        seeds_python,
+        turns_gradients_off,
+    ],
     "same seed, same draws": [kind_of(SeedIgnored), kind_of(Unrepeatable)],
     "minibatches give the full batch's outputs": [kind_of(SeesTheBatch)],
-    "a saved posterior loads to the same predictions": [kind_of(Lossy)],
+    "a saved posterior loads to the same predictions": [
+        kind_of(Lossy),
+        kind_of(WithoutTheRest),
+        kind_of(WithoutFrozen),
+    ],
     "deepcopy and pickle keep the posterior and the method": [kind_of(DrawsAgainOnCopy), cannot_be_pickled],
     "total uncertainty is the sum of its parts": [kind_of(MisSplit), kind_of(NotFinite)],
 }
 
 
 @pytest.fixture
-def grad_mode():
+def global_state():
+    put_back = snapshot()
     yield
+    put_back()
     torch.set_grad_enabled(True)
 
 
-@pytest.mark.usefixtures("grad_mode")
+@pytest.mark.usefixtures("global_state")
 @pytest.mark.parametrize(
     ("clause", "spoil"), [(clause, spoil) for clause, spoils in FAULTS.items() for spoil in spoils]
 )
@@ -247,6 +359,32 @@ def test_a_broken_method_is_caught_by_the_clause_that_it_breaks(clause, spoil):
 def test_a_method_without_a_seed_is_caught():
     with pytest.raises(ContractError, match=r"^same seed, same draws"):
         check_method(Unseeded())
+
+
+@pytest.mark.parametrize("method", [sb.MAP(epochs=1), sb.MeanField(epochs=1)])
+def test_a_fit_that_ignores_its_seed_is_caught(method):
+    with pytest.raises(ContractError, match=r"^another seed, another fit"):
+        check_method(FitSeedIgnored(method))
+
+
+def test_a_fit_whose_seed_is_the_order_of_the_rows_alone_is_no_fault():
+    # 40 rows, fewer than a batch, and no dropout: only a longer set of data shows the order
+    torch.manual_seed(3)
+    network, data = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), problem("batch norm")["data"]
+    assert "another seed, another fit" in check_method(sb.MAP(epochs=1), network=network, data=data)
+
+
+@pytest.mark.parametrize("method", [TensorsAlone(), ScalesArrays()])
+def test_a_method_that_does_not_take_arrays_as_it_takes_tensors_is_caught(method):
+    with pytest.raises(ContractError, match=r"^numpy data give what the same tensors give"):
+        check_method(method)
+
+
+def test_the_contract_leaves_the_global_state_alone():
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    check_method(sb.MAP(epochs=1))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
 
 
 class Centred(nn.Module):

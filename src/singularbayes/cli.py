@@ -9,6 +9,7 @@ import shlex
 import sys
 import textwrap
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,6 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 app = typer.Typer(
     help="Bayesian neural networks that stay small and know when they do not know.",
@@ -44,14 +46,26 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(args=arguments, standalone_mode=False)
     except (UsageError, ValueError, TypeError, OSError, FloatingPointError) as error:  # last: a diverged fit
         _stop(error)
-    except (typer.Exit, typer.Abort, KeyboardInterrupt) as stop:
-        sys.exit(getattr(stop, "exit_code", 130))
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        print(
+            f"interrupted{_how_to_go_on(sys.argv[1:] if arguments is None else arguments)}", file=sys.stderr
+        )
+        sys.exit(130)
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the parser
         if message is None:
             raise
         _stop(message())
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _how_to_go_on(arguments: list[str]) -> str:
+    """What to type after Ctrl-C; nothing where nothing is kept."""
+    if arguments[:1] == ["run"] and "--resume" not in arguments:
+        return "; go on with the same command plus --resume"
+    return "; go on with the same command" if arguments[:1] in (["run"], ["demo"]) else ""
 
 
 def _stop(error: Any) -> NoReturn:
@@ -61,6 +75,46 @@ def _stop(error: Any) -> NoReturn:
 
 def _command() -> str:
     return shlex.join(["singularbayes", *sys.argv[1:]])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"singularbayes {metadata.version('singularbayes')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it and stop.")
+    ] = False,
+) -> None:
+    """Options of the program itself; its help is the app's."""
+
+
+class _RunCommand(TyperCommand):
+    """``run``, whose help ends with the methods' fields, read from the methods themselves."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help, with the flags that are no parameters of the command."""
+        lines = [f"{name}: {' '.join(map(_flag, fields))}" for name, fields in method_flags().items()]
+        self.epilog = "Fields of the methods, each a flag with a value. " + "; ".join(lines) + "."
+        super().format_help(ctx, formatter)
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def method_flags() -> dict[str, list[str]]:
+    """``"all"`` -> fields that every method has (or its members), then method -> its own."""
+    from .methods import ALL
+    from .recipes import flag_fields
+
+    fields = {method.__name__: flag_fields(method()) for method in ALL}
+    shared = [name for name in fields[ALL[0].__name__] if all(name in own for own in fields.values())]
+    rest = {name: [f for f in own if f not in shared] for name, own in fields.items()}
+    return {"all": shared} | {name: own for name, own in rest.items() if own}
 
 
 @app.command()
@@ -74,11 +128,14 @@ def demo(out: Out = Path("runs/demo"), seeds: Seeds = 1) -> None:
     _run(ALL["digits"], out, data=None, seeds=seeds, methods=None, overrides={}, bootstrap=1000, resume=True)
 
 
-@app.command(context_settings=_EXTRA)
+@app.command(cls=_RunCommand, context_settings=_EXTRA)
 def run(
     context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="Name of a recipe; see `singularbayes recipes`.")],
-    method: Annotated[list[str] | None, typer.Option(help="Run this method only; repeat for more.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Run this method only (any unique part of its name will do); repeat for more."),
+    ] = None,
     seeds: Seeds = 1,
     data: Data = None,
     out: Out = Path("runs/RECIPE"),
@@ -87,9 +144,11 @@ def run(
 ) -> None:
     """Run a recipe.
 
-    Any field of a method is a flag too: --epochs 20 --temperature 1 --initial-std 0.05 ...
+    Any field of a method is a flag too: --epochs 20 --temperature 1 --initial-std 0.05 ... (list below)
     """
     chosen = _recipe(recipe)
+    overrides = parse_overrides(context.args)
+    _check_flags(overrides)
     folder = Path("runs") / recipe if str(out) == str(Path("runs/RECIPE")) else out
     _run(
         chosen,
@@ -97,10 +156,21 @@ def run(
         data=data,
         seeds=seeds,
         methods=method,
-        overrides=parse_overrides(context.args),
+        overrides=overrides,
         bootstrap=bootstrap,
         resume=resume,
     )
+
+
+def _check_flags(overrides: dict[str, Any]) -> None:
+    """Raise for a flag that is no field of any method and nearly one of ``run``'s own options."""
+    from difflib import get_close_matches
+
+    fields = {name for names in method_flags().values() for name in names}
+    for name in set(overrides) - fields:
+        near = get_close_matches(name, ("method", "seeds", "data", "out", "resume", "bootstrap"), 1, 0.75)
+        if near and not get_close_matches(name, fields, 1, 0.75):
+            raise UsageError(f"run has no flag {_flag(name)}; did you mean {_flag(near[0])}?")
 
 
 def _run(recipe: Any, out: Path, **options: Any) -> None:
@@ -120,10 +190,10 @@ def _run(recipe: Any, out: Path, **options: Any) -> None:
 
 
 def _recipe(name: str) -> Any:
-    from .recipes import ALL
+    from .recipes import ALL, did_you_mean
 
     if name not in ALL:
-        raise UsageError(f"no recipe {name!r}; known: {', '.join(ALL)}")
+        raise UsageError(f"no recipe {name!r}; known: {', '.join(ALL)}{did_you_mean(name, ALL)}")
     return ALL[name]
 
 
@@ -250,13 +320,13 @@ def recipes() -> None:
     for recipe in ALL.values():
         print(f"{recipe.name}: {recipe.what}{' (needs --data)' if recipe.needs_data else ''}")
         print(f"  methods: {', '.join(slug(name) for name in recipe.plans)}")
+    print("\n`run RECIPE --method NAME`: any part of a method's name that is unique in the recipe will do.")
 
 
 @app.command()
 def doctor() -> None:
     """Check the installation: versions, device, a small fit."""
     import platform
-    from importlib import metadata
 
     import torch
     from torch import nn

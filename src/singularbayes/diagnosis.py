@@ -37,6 +37,7 @@ GOOD_GAP = (
     0.05  # calibration error, or distance of the coverage from 95%, up to which the mass is called good
 )
 NOMINAL = 0.95
+FEWEST = 10  # rows on each side; below it an answer would be chance
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,13 @@ class Diagnosis:
     def points_to(self, name: str) -> str:
         """What the three criteria of an OOD set point to, structure before scale."""
         a, b, c = self.criteria[name]
-        if "not measured" in (a.status, b.status):
-            return "the model states no usable uncertainty: use a method with more than one draw"
+        if a.status == "not measured":
+            return f"nothing yet: {a.verdict}"
+        if b.status == "not measured":
+            return (
+                "the model states no epistemic uncertainty to speak of (what one network's own probabilities "
+                "rank is another score): use a method with more than one draw"
+            )
         misleading = _inverted(a) and b.value > 1  # B is poor then, but not because it is small
         if a.status == "poor" and (b.status == "good" or misleading):
             return (
@@ -147,7 +153,8 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
         evaluation: with its arrays (from ``evaluate`` or ``Evaluation.load``).
 
     Returns:
-        For each OOD set exactly three criteria, A, B, C. Without labels C is "not measured" there.
+        For each OOD set exactly three criteria, A, B, C. Without labels C is "not measured" there, and
+        with fewer than 10 rows on a side nothing is.
 
     Raises:
         TypeError: not an evaluation.
@@ -162,7 +169,12 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
             "the evaluation has no arrays; use the one from evaluate() or Evaluation.load(folder)"
         )
     criteria, medians = {}, {}
+    blank = Interval(math.nan, math.nan, math.nan)
     for name in evaluation.ood:
+        if few := _too_few(evaluation, "test", name):
+            a, b = _not_measured("A", "ranking", few), _not_measured("B", "scale", few)
+            criteria[name], medians[name] = (a, b, _mass(name, evaluation)), blank
+            continue
         ratios = _ratios(evaluation, name)
         a = _ranking(name, evaluation.ood[name][evaluation.score]["auroc"], evaluation)
         b = _scale(name, ratios["mean"], ratios["median"], inverted=_inverted(a))
@@ -179,6 +191,13 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
         method=str(evaluation.info.get("method", "")),
         low_rank=bool(evaluation.info.get("low_rank", False)),
     )
+
+
+def _too_few(evaluation: Evaluation, *names: str) -> str:
+    """Why nothing can be said of these sets; "" where each has rows enough."""
+    few = [(name, len(evaluation.sets[name].mean)) for name in names]
+    said = [f"{name} has only {rows} row{'' if rows == 1 else 's'}" for name, rows in few if rows < FEWEST]
+    return f"{' and '.join(said)}, fewer than the {FEWEST} that an answer needs" if said else ""
 
 
 def _ends(interval: Interval) -> tuple[float, float]:
@@ -266,12 +285,15 @@ def _scale(name: str, mean: Interval, median: Interval, *, inverted: bool) -> Cr
 
 def _mass(name: str, evaluation: Evaluation) -> Criterion:
     regression = evaluation.task == "gaussian"
+    few = _too_few(evaluation, name)
     title = "mass (coverage of 95% intervals)" if regression else "mass (calibration error)"
     measured = evaluation.metrics if name == "test" else evaluation.ood_metrics.get(name)
     if measured is None:
         return _not_measured(
             "C", title, f"{name} has no labels, so stated probabilities cannot be checked there"
         )
+    if few:
+        return _not_measured("C", title, few)
     if regression:
         return _coverage(name, title, measured["interval_coverage"], measured["interval_width"])
     return _calibration(name, title, measured["expected_calibration_error"], evaluation.sets[name])
@@ -301,6 +323,8 @@ def _error_correlation(evaluation: Evaluation) -> Criterion:
     title = "uncertainty against error (Spearman)"
     arrays = evaluation.sets["test"]
     uncertainty, error = arrays.scores[evaluation.score], arrays.error
+    if few := _too_few(evaluation, "test"):
+        return _not_measured("A", title, few)
     if error is None or np.ptp(error) == 0 or np.ptp(uncertainty) == 0:
         constant = "uncertainties" if error is not None and np.ptp(error) > 0 else "errors"
         return _not_measured(

@@ -17,9 +17,20 @@ from .data import batch_size_of, take
 from .model import Model
 from .random import forked
 
-__all__ = ["check_network"]
+__all__ = ["check_network", "checked_device"]
 
 _TOLERANCE = 1e-3  # of the outputs' size; float32 sums in another order differ by far less
+
+
+def checked_device(name: str) -> torch.device:
+    """A device that is there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); try 'cpu'") from error
+    return device
 
 
 def check_network(model: Model, copy: nn.Module, rows: Any) -> torch.Size:

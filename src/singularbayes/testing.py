@@ -46,10 +46,10 @@ def _default_problem() -> tuple[nn.Module, Likelihood, Data]:
     y = (x[:, 0] + x[:, 1] / 10 > 0).long() + (x[:, 3] > 0.5).long()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
-    head = network[3]
-    del head.bias  # fixed instead, outside the flat vector: a file must hold it too
-    head.register_buffer("bias", torch.tensor([0.5, -0.3, 0.1]))
+        fixed = nn.Linear(3, 3, bias=False).requires_grad_(False)
+        network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3), fixed)
+    del fixed.bias  # a buffer instead: like the frozen weight outside the vector, so a file must hold it too
+    fixed.register_buffer("bias", torch.tensor([0.5, -0.3, 0.1]))
     return network, Categorical(), (x, y)
 
 
@@ -65,7 +65,8 @@ def check_method(
 
     Args:
         method: anything with ``.fit(model, data, seed=...) -> Posterior``; give it few epochs.
-        network: the network to fit; by default a small MLP with dropout and a bias that is not trained.
+        network: the network to fit; by default a small MLP with dropout and a last layer that is
+            not trained (a frozen weight, a buffer).
         likelihood: must fit the network.
         data: ``(X, y)``; needed with a network of your own.
         exempt: clauses that the method breaks by its authors' design, by name; for a fit without any

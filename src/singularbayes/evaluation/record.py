@@ -7,8 +7,10 @@ import math
 import os
 import secrets
 import shutil
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     import pandas  # noqa: ICN001 - the name in annotations is absolute
 
 FORMAT = 1
+_CLASSES = ("accuracy", "negative_log_likelihood", "expected_calibration_error")
+_MAIN = {  # what the representation shows
+    "categorical": _CLASSES,
+    "bernoulli": _CLASSES,
+    "gaussian": ("rmse", "negative_log_likelihood", "interval_coverage"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,15 @@ class Evaluation:
         """The score that the task's results are stated with."""
         return scores_module.default(self.task)
 
+    def __repr__(self) -> str:
+        """Name, task, sets with their rows and the main numbers; never arrays."""
+        rows = ", ".join(f"{key} {len(arrays.mean):,}" for key, arrays in self.sets.items())
+        numbers = [f"{key} {_short(self.metrics[key])}" for key in _MAIN[self.task] if key in self.metrics]
+        for key, by_score in self.ood.items():
+            if "auroc" in by_score.get(self.score, {}):
+                numbers.append(f"AUROC on {key} {_short(by_score[self.score]['auroc'])}")
+        return f"Evaluation({self.name!r}, {self.task}, rows: {rows or 'none'}; {', '.join(numbers)})"
+
     def table(self) -> pandas.DataFrame:
         """One line per measure: set, score, measure, value, low, high, and the prevalence of OOD rows."""
         import pandas  # noqa: PLC0415, ICN001 - slow to import
@@ -103,19 +120,23 @@ class Evaluation:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], sets: Mapping[str, SetArrays] | None = None) -> Evaluation:
         """The inverse of :meth:`to_dict`; ``sets`` gives the arrays back."""
-        if data.get("format") != FORMAT:
-            raise ValueError(
-                f"evaluation has format {data.get('format')!r}, this version reads {FORMAT}; evaluate again"
-            )
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"evaluation has format {found!r}, this version reads {FORMAT}; evaluate again")
         try:
             values = {key: data[key] for key in cls.__dataclass_fields__ if key != "sets"}
         except KeyError as missing:
             raise ValueError(
                 f"evaluation lacks the entry {missing}; the file is incomplete, evaluate again"
             ) from None
-        for key in ("metrics", "ood", "ood_metrics"):
-            values[key] = _intervals(values[key])
-        values["prevalence"] = {key: _float(value) for key, value in values["prevalence"].items()}
+        try:
+            for key in ("metrics", "ood", "ood_metrics"):
+                values[key] = _intervals(values[key])
+            values["prevalence"] = {key: _float(value) for key, value in values["prevalence"].items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"evaluation is damaged, its numbers cannot be read ({error}); evaluate again"
+            ) from None
         return cls(**values, sets=dict(sets or {}))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -152,7 +173,12 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Evaluation:
-        """Read a folder that :meth:`save` wrote."""
+        """Read a folder that :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is damaged; the message names it.
+        """
         folder = Path(path)
         for name in ("evaluation.json", "arrays.npz"):
             if not (folder / name).is_file():
@@ -163,9 +189,20 @@ class Evaluation:
             data = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{folder / 'evaluation.json'} is not valid JSON: {error}") from None
-        with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
-            sets = {name: _set_arrays(arrays, i) for i, name in enumerate(data.get("sets", []))}
-        return cls.from_dict(data, sets)
+        try:
+            found = cls.from_dict(data)
+        except ValueError as error:
+            raise ValueError(f"{folder / 'evaluation.json'}: {error}") from None
+        try:
+            with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
+                sets = {name: _set_arrays(arrays, i) for i, name in enumerate(data.get("sets", []))}
+        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{folder / 'arrays.npz'} is damaged ({error}); evaluate again") from None
+        return replace(found, sets=sets)
+
+
+def _short(interval: Interval) -> str:
+    return f"{interval.value:.3g}"
 
 
 def _plain(value: Any) -> Any:

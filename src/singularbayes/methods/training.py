@@ -32,6 +32,7 @@ from ..data import Tensors, to_device
 from ..functions import call, evaluate, way_for
 from ..model import Model
 from ..posterior import Posterior
+from ..probing import checked_device
 from ..random import forked, generator
 from . import resume
 from .learner import Bound, Build, Prepared, prepare
@@ -108,19 +109,8 @@ class Training:
         if self.temperature < 0:
             raise ValueError(f"temperature must be 0 or positive, got {self.temperature}")
         if self.device is not None:
-            _checked_device(self.device)
+            checked_device(self.device)
         object.__setattr__(self, "schedule", Schedule(self.schedule))
-
-
-def _checked_device(name: str) -> torch.device:
-    """A device that is there."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used here ({reason}); try 'cpu'") from error
-    return device
 
 
 def _start(model: Model, device: torch.device) -> Tensor:
@@ -297,7 +287,7 @@ def fit_learner(
         TrainingDiverged: nan or infinite loss, with the step's number and the last good posterior.
         ValueError: bad data, or a checkpoint of another fit.
     """
-    device = _checked_device(settings.device) if settings.device else model.device
+    device = checked_device(settings.device) if settings.device else model.device
     prepared = prepare(model, settings.patience, data, validation, device)
     run = Run(model, settings, build, prepared, device, seed)
     folder = None if checkpoint is None else Path(checkpoint)

@@ -2,6 +2,8 @@
 
 from . import digits, icu, sine
 from .folder import RunFolder, open_folder, slug, summary, write_report
+from .nearest import did_you_mean
+from .overrides import flag_fields
 from .recipe import Plan, Recipe, Run
 from .running import run_recipe
 
@@ -13,6 +15,8 @@ __all__ = [
     "Recipe",
     "Run",
     "RunFolder",
+    "did_you_mean",
+    "flag_fields",
     "open_folder",
     "run_recipe",
     "slug",

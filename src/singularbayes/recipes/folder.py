@@ -23,14 +23,39 @@ from .recipe import Recipe, Run
 
 __all__ = [
     "RunFolder",
+    "JOB",
     "in_order",
     "open_folder",
     "read_job",
+    "read_object",
     "results_table",
     "slug",
     "summary",
     "write_report",
 ]
+
+
+_ABOUT = {"recipe": str, "command": str, "date": str, "machine": str, "versions": str}
+JOB = {"job": str, "name": str, "seed": int, "temperature": float}
+
+
+def read_object(path: Path, entries: Mapping[str, type]) -> dict[str, Any]:
+    """A JSON file that holds an object with these entries of these types.
+
+    Raises:
+        ValueError: it does not; the message names the file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(f"{path} is damaged: {error}; run it again in a new folder") from None
+    found = content if isinstance(content, dict) else {}
+    wrong = [key for key, kind in entries.items() if not isinstance(found.get(key), kind)]
+    if wrong:
+        raise ValueError(
+            f"{path} is damaged: no valid {', '.join(wrong)} in it; run it again in a new folder"
+        )
+    return found
 
 
 def slug(name: str) -> str:
@@ -67,7 +92,7 @@ def open_folder(path: Path, recipes: Mapping[str, Recipe]) -> RunFolder:
         raise ValueError(
             f"{path} holds no run (no run.json); give the --out folder of `singularbayes run` or `demo`"
         )
-    about = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    about = read_object(path / "run.json", _ABOUT)
     if about["recipe"] not in recipes:
         raise ValueError(f"{path} is a run of recipe {about['recipe']!r}, which is not known here")
     recipe = recipes[about["recipe"]]
@@ -85,7 +110,12 @@ def in_order(recipe: Recipe, runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def _read(folder: Path, recipe: Recipe) -> Run:
-    content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    content = read_object(folder / "job.json", JOB)
+    if content["name"] not in recipe.plans:
+        raise ValueError(
+            f"{folder / 'job.json'} is of the method {content['name']!r}, which recipe {recipe.name} does not "
+            f"have; delete {folder} and run it again"
+        )
     with forked(content["seed"], "start"):
         network = recipe.plans[content["name"]].network()
     return read_job(folder, network)
@@ -93,7 +123,7 @@ def _read(folder: Path, recipe: Recipe) -> Run:
 
 def read_job(folder: Path, network: nn.Module) -> Run:
     """One finished job; ``network`` has the architecture of its plan."""
-    content = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    content = read_object(folder / "job.json", JOB)
     return Run(
         name=content["name"],
         seed=content["seed"],

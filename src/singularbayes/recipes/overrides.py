@@ -10,12 +10,19 @@ from typing import Any
 
 import torch
 
+from .nearest import did_you_mean
 from .recipe import Plan
 
-__all__ = ["check_overrides", "overridden"]
+__all__ = ["check_overrides", "flag_fields", "overridden"]
 
 _NOT_FLAGS = {"executor", "member"}  # objects; no text on a command line stands for one
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
+
+
+def flag_fields(method: Any) -> list[str]:
+    """The fields of a method, then of its members, that a text can set."""
+    fields = [*method.__dataclass_fields__, *getattr(method, "member", method).__dataclass_fields__]
+    return [name for name in dict.fromkeys(fields) if name not in _NOT_FLAGS]
 
 
 def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
@@ -45,7 +52,9 @@ def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> 
     for key, value in overrides.items():
         if key not in kinds:
             known = ", ".join(sorted(kinds))
-            raise ValueError(f"no chosen method has a field {key!r}; known: {known}")
+            raise ValueError(
+                f"no chosen method has a field {key!r}; known: {known}{did_you_mean(key, kinds)}"
+            )
         if set(kinds[key]) <= set(_WORDS) and not any(_is(value, kind) for kind in kinds[key]):
             expected = " or ".join(_WORDS[kind] for kind in kinds[key])
             raise ValueError(f"{key} must be {expected}, got {value!r}")

@@ -10,7 +10,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from ..nn import LowRankLinear
 from ..posterior import Posterior
-from ..report import Panel, correlation_pictures, uncertainty_by_distance
+from ..report import Panel, correlation_pictures, method_styles, uncertainty_by_distance
 from ..theory import weight_correlation
 from .data.splits import Splits
 from .recipe import Run
@@ -63,7 +63,12 @@ def _distance(splits: Splits, runs: Mapping[str, Run]) -> list[Panel]:
         "A line that rises says 'I know less out here'; a flat or falling line does not notice how far it "
         f"is. Distance: mean to the {_NEIGHBOURS} nearest training cases, test and unfamiliar cases together."
     )
-    figure = uncertainty_by_distance(distance, uncertainty, label="epistemic uncertainty (first seed)")
+    figure = uncertainty_by_distance(
+        distance,
+        uncertainty,
+        label="epistemic uncertainty (first seed)",
+        styles=method_styles(list(runs)),  # of all methods: the colours are those of the other figures
+    )
     return [
         Panel(title="Uncertainty against distance from the training data", caption=caption, figure=figure)
     ]

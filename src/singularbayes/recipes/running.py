@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -36,7 +35,18 @@ from ..methods.training import TrainingDiverged
 from ..nn import LowRankLinear
 from ..random import forked
 from .data.splits import Splits
-from .folder import RunFolder, in_order, open_folder, read_job, results_table, slug, write_report
+from .folder import (
+    JOB,
+    RunFolder,
+    in_order,
+    open_folder,
+    read_job,
+    read_object,
+    results_table,
+    slug,
+    write_report,
+)
+from .nearest import did_you_mean
 from .overrides import check_overrides, overridden
 from .recipe import Plan, Recipe, Run
 
@@ -76,7 +86,7 @@ def run_recipe(
         say: told one line per job.
 
     Raises:
-        ValueError: unknown methods or fields, missing data, ``out`` in use.
+        ValueError: unknown methods or fields, missing data, ``out`` in use by something else.
         TrainingDiverged: a fit diverged. Any failure before the first finished job leaves nothing to resume.
     """
     chosen, changes = _chosen(recipe, methods), overrides or {}
@@ -89,6 +99,8 @@ def run_recipe(
         recipe.load(None, 0)
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is not empty; add --resume to go on with it, or choose another --out")
+    if out.exists():
+        _check_ours(recipe, out)
     splits = _splits_by_seed(recipe, data)
 
     def prepared(name: str, plan: Plan, seed: int) -> _Job:
@@ -132,10 +144,24 @@ def _splits_by_seed(recipe: Recipe, data: Path | None) -> Callable[[int], Splits
     return lambda seed: load(seed if recipe.varies_data else 0)
 
 
+def _check_ours(recipe: Recipe, out: Path) -> None:
+    """Raise unless the folder is empty or holds a run of this recipe, if only one that was cut short."""
+    if (out / "run.json").is_file():
+        other = read_object(out / "run.json", {"recipe": str})["recipe"]
+        if other != recipe.name:
+            raise ValueError(
+                f"{out} holds a run of recipe {other!r}, not {recipe.name}; choose another --out"
+            )
+    elif any(out.iterdir()) and not any(any(out.glob(f"{slug(name)}/seed-*")) for name in recipe.plans):
+        raise ValueError(
+            f"{out} holds other files and no run of ours (no run.json), which would be written over; "
+            "choose another --out"
+        )
+
+
 def _finished(recipe: Recipe, out: Path) -> list[tuple[str, int]]:
     """Plan and seed of every finished job in the folder."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(out.glob("*/seed-*/job.json"))]
-    jobs = [json.loads(text) for text in texts]
+    jobs = [read_object(path, JOB) for path in sorted(out.glob("*/seed-*/job.json"))]
     return [(job["name"], job["seed"]) for job in jobs if job["name"] in recipe.plans]
 
 
@@ -158,7 +184,8 @@ def _chosen(recipe: Recipe, methods: Sequence[str] | None) -> list[str]:
         if len(hits) != 1:
             fault = "is not unique" if hits else "is no plan"
             known = ", ".join(slug(name) for name in recipe.plans)
-            raise ValueError(f"method {asked!r} {fault} in recipe {recipe.name}; known: {known}")
+            near = "" if hits else did_you_mean(slug(asked), [slug(name) for name in recipe.plans])
+            raise ValueError(f"method {asked!r} {fault} in recipe {recipe.name}; known: {known}{near}")
         chosen += hits
     return [name for name in recipe.plans if name in chosen]
 
@@ -202,7 +229,7 @@ class _Job:
     def fits(self) -> bool:
         """Whether it was done before, with the same settings, data and version of the library."""
         path = self.folder / "job.json"
-        return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["job"] == self.mark
+        return path.is_file() and read_object(path, JOB)["job"] == self.mark
 
     def check_finished(self) -> bool:
         """Whether it was done before; with other settings it is an error."""

@@ -17,7 +17,7 @@ from ..likelihoods import Gaussian
 from ..methods import MAP, DeepEnsemble, MeanField
 from ..nn import factorize
 from ..priors import Normal, ScaleMixture
-from ..report import Field, Panel, variance_field
+from ..report import Field, Panel, method_styles, variance_field
 from .data import sine
 from .data.splits import Splits
 from .recipe import Plan, Recipe, Run, mlp
@@ -59,6 +59,7 @@ def panels(splits: Splits, runs: Mapping[str, Run]) -> Sequence[Panel]:
         train=(splits.train[0][:, 0], np.asarray(splits.train[1]).ravel()),
         unfamiliar=list(sine.OOD_INTERVALS.values()),
         truth=sine.true_function(x[:, 0]),
+        styles=method_styles(list(runs)),
     )
     caption = (
         "The band should widen where there are no points; where it narrows with distance, the model is most "

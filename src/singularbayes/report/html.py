@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from singularbayes.report.content import Panel, Report
 from singularbayes.report.palette import MethodStyle, drawing, method_styles
 from singularbayes.report.tables import (
+    Dial,
     cause,
     dials,
     inside_dials,
@@ -24,6 +25,7 @@ from singularbayes.report.tables import (
     main_table,
     prevalence,
     set_table,
+    shared_gaps,
 )
 from singularbayes.report.verdict import GAP, SCORES, verdict
 
@@ -74,6 +76,11 @@ def _panel(panel: Panel) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _dials(rows: list[list[Dial]]) -> dict[str, Any]:
+    gaps, rest = shared_gaps(rows)
+    return {"gaps": gaps, "dials": rest, "most": max(map(len, rest), default=0)}
+
+
 def _mark(style: MethodStyle) -> dict[str, str]:
     return {"color": style.color, "glyph": _GLYPHS[style.marker]}
 
@@ -116,7 +123,7 @@ def render(report: Report) -> str:
         sets=[
             {
                 "name": name,
-                "dials": [dials(entry, name) for entry in report.entries],
+                **_dials([dials(entry, name) for entry in report.entries]),
                 "causes": [cause(entry, name) for entry in report.entries],
                 "columns": set_table(report, name),
                 "prevalence": prevalence(report, name),
@@ -124,7 +131,7 @@ def render(report: Report) -> str:
             }
             for name in report.unfamiliar
         ],
-        inside=[inside_dials(entry) for entry in report.entries],
+        inside=_dials([inside_dials(entry) for entry in report.entries]),
         main=main_table(report),
         labels=label_tables(report),
         diagnoses=[(name, report.diagnoses[name].text()) for name in names if name in report.diagnoses],

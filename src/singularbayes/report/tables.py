@@ -84,6 +84,7 @@ class Dial:
     high: float | None
     reference: float | None
     ends: tuple[str, str]
+    beyond: str = ""  # "low" or "high": the value lies outside the track, which ends in an arrow there
 
 
 def grouped(columns: Sequence[Column]) -> Table:
@@ -240,6 +241,17 @@ def dials(entry: Entry, unfamiliar: str) -> list[Dial]:
     return sorted([*found, *blank], key=lambda dial: dial.key)
 
 
+def shared_gaps(rows: Sequence[Sequence[Dial]]) -> tuple[list[Dial], list[list[Dial]]]:
+    """Criteria that no method has, for one and the same reason, once; then each method's other dials."""
+    gaps = []
+    for dial in rows[0] if rows else ():
+        twins = [d for row in rows for d in row if d.key == dial.key]
+        if dial.status == "not measured" and all(d == dial for d in twins):
+            gaps.append(dial)
+    keys = {dial.key for dial in gaps}
+    return gaps, [[d for d in row if d.key not in keys] for row in rows]
+
+
 def inside_dials(entry: Entry) -> list[Dial]:
     """What the diagnosis says of the test set alone; empty without one."""
     criteria = () if entry.diagnosis is None else entry.diagnosis.in_distribution
@@ -264,6 +276,9 @@ def _dial(criterion: Criterion) -> Dial:
         share = (change(value) - change(low_end)) / (change(high_end) - change(low_end))
         return round(100 * min(max(share, 0.0), 1.0), 2)
 
+    known = math.isfinite(criterion.value)
+    beyond = "high" if known and criterion.value > high_end else ""
+    beyond = "low" if known and criterion.value < low_end else beyond
     value = None if criterion.status == "not measured" and math.isnan(criterion.value) else criterion.value
     estimate = Estimate(value=criterion.value, low=criterion.low, high=criterion.high, defined=1, seeds=1)
     times = "×" if criterion.key == "B" and value is not None and math.isfinite(value) else ""
@@ -272,6 +287,7 @@ def _dial(criterion: Criterion) -> Dial:
         verdict=criterion.verdict, status=criterion.status,
         point=place(criterion.value), low=place(criterion.low),
         high=place(criterion.high), reference=None if reference is None else place(reference), ends=ends,
+        beyond=beyond if place(criterion.value) is not None else "",
     )  # fmt: skip
 
 

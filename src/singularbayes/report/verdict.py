@@ -85,7 +85,8 @@ def verdict(report: Report) -> list[Finding]:
     """The findings in reading order: ranking per set, inversion, confidence.
 
     A method is called best only where its 95% interval overlaps no other's, the rule of the tables' bold.
-    Where it does overlap, the difference to the runner-up on the same cases is given beside it.
+    Where it does overlap, the paired difference to the runner-up on the same cases says whether it leads.
+    Methods that rank as well by the task's other score are named: readers see it in the table.
 
     Args:
         report: the report.
@@ -110,8 +111,9 @@ def _ranking(entries: Sequence[Entry], unfamiliar: str, task: str) -> Finding:
     found = [(entry.name, ood_estimate(entry, unfamiliar, score, "auroc")) for entry in entries]
     ranked = sorted(((n, e) for n, e in found if e is not None and e.exists), key=lambda item: -item[1].value)
     if not ranked:
+        text = f"The AUROC by {words} is undefined or not measured for every method."
         return Finding(
-            topic=topic, text="The AUROC is undefined or not measured for every method.", tone="neutral"
+            topic=topic, text=text + _by_the_other_score(entries, unfamiliar, task), tone="neutral"
         )
     name, best = ranked[0]
     value = f"AUROC {number(best.value)}" + (f", 95% interval {span(best)}" if best.bounded else "")
@@ -127,27 +129,54 @@ def _ranking(entries: Sequence[Entry], unfamiliar: str, task: str) -> Finding:
     elif len(ranked) == 1:
         tone, text = "good", f"{name} ranks these cases above familiar ones: {value}."
     elif rivals:
-        verb = "overlaps those of" if len(rivals) > 1 else "overlaps that of"
-        tone, text = (
-            "neutral",
-            f"No winner by whole intervals: {name} is highest ({value}), but its interval ",
-        )
-        text += f"{verb} {_join(rivals)}." + _ahead(members[name], members[rivals[0]], unfamiliar, score)
+        tone, text = "neutral", f"{name} is highest ({value}); "
+        text += _lead(members[name], members[rivals[0]], unfamiliar, score) + "."
+        if others := rivals[1:]:
+            word = "Their intervals overlap" if len(others) > 1 else "Its interval overlaps"
+            text += f" Not compared case by case: {_join(others)}. {word} that of {name}."
     else:
         second, next_best = ranked[1]
         tone, text = "good", f"{name} ranks best ({value}), beyond the intervals of all others; the next is "
         text += f"{second} with {number(next_best.value)} ({span(next_best)}), by {words}."
-    return Finding(topic=topic, text=text + tail, tone=tone)
+    other = _by_the_other_score(entries, unfamiliar, task, best)
+    return Finding(topic=topic, text=text + other + tail, tone=tone)
 
 
-def _ahead(best: Entry, second: Entry, unfamiliar: str, score: str) -> str:
+def _lead(best: Entry, second: Entry, unfamiliar: str, score: str) -> str:
+    """Whether the best leads the runner-up, whose interval overlaps its own: ONE statement, not two."""
     difference = auroc_difference(best, second, unfamiliar, score)
     if difference is None or not difference.bounded:
+        return f"whether it beats {second.name} is open, as their intervals overlap"
+    gap = f"{number(difference.value)}, 95% interval {span(difference)}"
+    if difference.low > 0:
+        return (
+            f"it is ahead of {second.name}, the next, on the same cases (by {gap}), a lead too small to part "
+            "their separate intervals"
+        )
+    return f"no winner, as on the same cases it is not told apart from {second.name} (difference {gap})"
+
+
+def _by_the_other_score(
+    entries: Sequence[Entry], unfamiliar: str, task: str, best: Estimate | None = None
+) -> str:
+    """Who ranks by the second score as well as the best does by the first; above chance without a best."""
+    (score, words), (other, other_words) = SCORES[task]
+    found = []
+    for entry in entries:
+        second = ood_estimate(entry, unfamiliar, other, "auroc")
+        if second is None or not second.bounded or second.low <= 0.5:
+            continue
+        reaches = best is None or (best.bounded and second.high >= best.low)
+        if reaches and second != ood_estimate(entry, unfamiliar, score, "auroc"):
+            found.append((-second.value, f"{entry.name} ({number(second.value)}, {span(second)})"))
+    if not found:
         return ""
-    word = "which is above 0" if difference.low > 0 else "which holds 0"
+    texts, verb = [text for _, text in sorted(found)], "rank" if len(found) > 1 else "ranks"
+    if best is None:
+        return f" By {other_words}, {_join(texts)} {verb} these cases above familiar ones."
     return (
-        f" Compared case by case with {second.name} the difference is {number(difference.value)}, "
-        f"95% interval {span(difference)}, {word}."
+        f" By {other_words}, {_join(texts)} {verb} as well or better (intervals that overlap or lie above): "
+        f"read the column beside {words} too."
     )
 
 

@@ -1,0 +1,19 @@
+"""The known name that a misspelt one is nearest to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: a question with the nearest known name, or nothing.
+
+    Example:
+        >>> did_you_mean("digitz", ["digits", "sine"])
+        '; did you mean digits?'
+    """
+    found = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import singularbayes
 from singularbayes.cli import _print_results, main, parse_overrides
 from singularbayes.metrics import Interval
 from singularbayes.recipes import ALL, run_recipe, summary
@@ -54,6 +55,10 @@ BAD = [
     (["diagnose", "nowhere"], "nowhere holds no run"),
     (["evaluate", "nowhere"], "nowhere holds no run"),
     (["walk"], "No such command"),
+    (["run", "digitz"], "did you mean digits?"),
+    (["run", "digits", "--epoch", "3"], "did you mean epochs?"),
+    (["run", "digits", "--seed", "3"], "run has no flag --seed; did you mean --seeds?"),
+    (["run", "digits", "--method", "drop-out"], "did you mean mcdropout?"),
 ]
 
 
@@ -136,6 +141,53 @@ def test_recipes_are_listed_with_their_methods(capsys):
     assert "digits:" in out
     assert "meanfield-low-rank" in out
     assert "needs --data" in out
+
+
+def test_version_is_printed(capsys):
+    assert call(capsys, "--version") == (0, f"singularbayes {singularbayes.__version__}\n", "")
+
+
+def test_help_of_run_lists_the_fields_of_every_method(capsys):
+    code, out, _ = call(capsys, "run", "--help")
+    assert code == 0
+    for field in ("--epochs", "--members", "--initial-std", "--learning-rate"):
+        assert field in out
+    assert "--executor" not in out
+
+
+STOPPED = [
+    (["run", "digits"], "interrupted; go on with the same command plus --resume"),
+    (["run", "digits", "--resume"], "interrupted; go on with the same command"),
+    (["demo"], "interrupted; go on with the same command"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), STOPPED)
+def test_ctrl_c_is_one_line_and_exit_code_130(arguments, said, capsys, tmp_path, monkeypatch):
+    def stopped(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("singularbayes.recipes.run_recipe", stopped)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, *arguments)
+    assert (code, err.strip()) == (130, said)
+
+
+@pytest.mark.parametrize("command", [["demo"], ["run", "digits", "--resume"]])
+def test_a_folder_of_something_else_is_refused(command, capsys, tmp_path):
+    (tmp_path / "results.csv").write_text("mine")
+    code, _, err = call(capsys, *command, "--out", str(tmp_path))
+    assert code == 2
+    assert "no run of ours" in err
+    assert (tmp_path / "results.csv").read_text() == "mine"
+
+
+def test_a_damaged_run_is_one_line(capsys, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    for command in ("report", "evaluate", "diagnose"):
+        code, _, err = call(capsys, command, str(tmp_path))
+        assert (code, len(err.strip().splitlines())) == (2, 1)
+        assert "run.json is damaged" in err
 
 
 def test_doctor_checks_a_small_fit(capsys):

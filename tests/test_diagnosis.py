@@ -210,6 +210,24 @@ def test_the_text_names_sets_prevalence_and_verdicts():
     assert "points to: the structure of the posterior" in text
 
 
+@pytest.mark.filterwarnings("ignore:.*is undefined")
+@pytest.mark.parametrize(
+    ("test", "far", "few"), [(50, 9, "far has only 9 rows"), (1, 50, "test has only 1 row,")]
+)
+def test_fewer_than_ten_rows_on_a_side_are_not_measured(test, far, few):
+    labels = (np.zeros(far), np.tile([0.9, 0.1], (far, 1)))
+    diagnosis = diagnose(_classes(BELL[:test], BELL[:far], far_labels=labels))
+    a, b, c = diagnosis.criteria["far"]
+    assert (a.status, b.status) == ("not measured", "not measured")
+    assert few in a.verdict
+    assert (c.status == "not measured") == (far < 10)
+    assert {x.status == "not measured" for x in diagnosis.in_distribution} == {test < 10}
+    assert few in diagnosis.points_to("far")
+    assert "nan" not in diagnosis.text()
+    ten = diagnose(_classes(BELL[:10], BELL[:10])).criteria["far"][0]
+    assert ten.status != "not measured"
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match=r"got a dict, expected the result of evaluate|Type-check error"):
         diagnose({})

@@ -236,3 +236,25 @@ def test_positive_is_softplus_without_underflow(dtype):
     expected = torch.nn.functional.softplus(rho[2:].double())
     torch.testing.assert_close(sigma[2:].double(), expected, rtol=1e-5, atol=0)
     assert float(torch.nn.functional.softplus(torch.tensor(-1000.0))) == 0.0  # mutant: plain softplus
+
+
+def test_the_rest_is_spread_evenly_from_an_atom_that_the_seed_chooses():
+    atoms, pairs = torch.arange(5.0).unsqueeze(1), set()
+    for seed in range(60):
+        dealt = counts(draws_of(StoredDraws(atoms), 7, seed), atoms)
+        first, second = (atom for atom, count in enumerate(dealt) if count == 2)
+        pairs.add((first, second))
+        assert (second - first) % 5 in (2, 3)  # never neighbours
+    # every start occurs: a start is missed in 60 draws with probability 5 x .8^60 = 8e-6
+    assert pairs == {(0, 2), (1, 3), (2, 4), (0, 3), (1, 4)}
+
+
+def test_a_mixture_deals_every_atom_of_one_component_once_beside_a_gaussian():
+    atoms = 100 + torch.arange(4.0).unsqueeze(1)
+    gaussian = DiagonalGaussian(torch.zeros(1), torch.ones(1))
+    for components in ((StoredDraws(atoms), gaussian), (gaussian, StoredDraws(atoms))):
+        draws = draws_of(MixtureDistribution(components), 8)
+        assert counts(draws, atoms) == [1] * 4
+        assert int((draws < 50).sum()) == 4
+        thinned = counts(draws_of(MixtureDistribution(components), 4), atoms)
+        assert thinned == [1, 0, 1, 0]  # two of four draws: thinned evenly over the atoms

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from singularbayes import metrics
 from singularbayes.evaluation import Evaluation, evaluate, paired_difference
-from singularbayes.evaluation.measures import set_replicates
+from singularbayes.evaluation.measures import ood_strata_of, set_replicates, strata_of
+from singularbayes.metrics.bootstrap import resample_counts
 from singularbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 
 
@@ -342,6 +343,32 @@ def test_an_interrupted_save_leaves_the_earlier_evaluation_whole(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_the_representation_is_short_and_names_sets_and_numbers(task):
+    evaluation = _evaluated(task, name="mine")
+    text = repr(evaluation)
+    assert text.startswith(f"Evaluation('mine', {task}, rows: test 120, near 80, far/é 90; ")
+    assert "AUROC on near" in text
+    assert len(text) < 300
+    assert "array" not in text
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_damaged_files_are_named(tmp_path):
+    folder = _evaluated("categorical").save(tmp_path / "e")
+    arrays, record = folder / "arrays.npz", folder / "evaluation.json"
+    whole, text = arrays.read_bytes(), record.read_text(encoding="utf-8")
+    for size in (0, 10, len(whole) // 2, len(whole) - 30):
+        arrays.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"arrays\.npz is damaged"):
+            Evaluation.load(folder)
+    arrays.write_bytes(whole)
+    for damaged in ("[]", "{}", "{", '"a"', text.replace('"metrics": {', '"metrics": 3, "x": {')):
+        record.write_text(damaged, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"evaluation\.json"):
+            Evaluation.load(folder)
+
+
 def test_saving_over_something_else_and_loading_nothing_are_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
@@ -473,3 +500,25 @@ def test_evaluations_of_other_data_are_not_compared():
         paired_difference(a, a, "auroc", on="near", score="beauty")
     with pytest.raises(ValueError, match="score='entropy' applies to"):
         paired_difference(a, a, "rmse", score="entropy")
+
+
+def _counts(strata: np.ndarray) -> np.ndarray:
+    return np.concatenate(list(resample_counts(strata, 40, seed=0)))
+
+
+@pytest.mark.parametrize("task", ["categorical", "bernoulli"])
+def test_every_resample_has_the_class_sizes_of_the_test_set(task):
+    evaluation = _evaluated(task, bootstrap=0)
+    test, far = evaluation.sets["test"], evaluation.sets["near"]
+    for counts in (_counts(strata_of(test, task)), _counts(ood_strata_of(test, far, task))):
+        for label in np.unique(test.labels):
+            rows = np.flatnonzero(test.labels == label)
+            assert (counts[:, rows].sum(1) == len(rows)).all()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_resample_has_the_size_of_the_ood_set(task):
+    sets = _evaluated(task, bootstrap=0).sets
+    counts = _counts(ood_strata_of(sets["test"], sets["near"], task))
+    assert (counts[:, len(sets["test"].mean) :].sum(1) == len(sets["near"].mean)).all()
+    assert np.array_equal(counts[:, : len(sets["test"].mean)], _counts(strata_of(sets["test"], task)))

@@ -258,3 +258,14 @@ def test_temperatures_and_noises_that_are_none_are_refused(bad):
         HeteroscedasticGaussian(beta=1.5)
     with pytest.raises(ValueError, match="low < high"):
         HeteroscedasticGaussian(bounds=(1.0, 1.0))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_heteroscedastic_density_is_that_of_the_predictive_of_one_draw(k, temperature):
+    likelihood = HeteroscedasticGaussian(temperature=temperature)
+    outputs = torch.randn(6, 2 * k, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    y = REAL[:, 0] if k == 1 else REAL
+    got = likelihood.log_prob(outputs, y, {})
+    torch.testing.assert_close(got, likelihood.predictive(outputs.unsqueeze(0), {}).log_prob(y))
+    torch.testing.assert_close(likelihood.loss(outputs, y, {}), -got.mean())

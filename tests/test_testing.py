@@ -144,11 +144,11 @@ def draws_from_the_global_state(model, data, posterior):
 
 
 def draws_from_numpys_state(model, data, posterior):
-    np.random.random()
+    np.random.random()  # noqa: NPY002
 
 
 def seeds_numpy(model, data, posterior):
-    np.random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
 
 
 def draws_from_pythons_state(model, data, posterior):
@@ -381,15 +381,15 @@ def test_a_method_that_does_not_take_arrays_as_it_takes_tensors_is_caught(method
 
 
 def test_the_contract_leaves_the_global_state_alone():
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    before, numbers = torch.get_rng_state(), np.random.mtrand._rand.get_state(legacy=False)
     check_method(sb.MAP(epochs=1))
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == np.random.get_state()[1].tolist()
+    assert torch.equal(before, torch.get_rng_state())
+    assert str(numbers) == str(np.random.mtrand._rand.get_state(legacy=False))
 
 
 class Centred(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
+        return x - x.mean(0) if len(x) > 2 else x  # the fit itself looks at two rows
 
 
 def test_a_network_that_sees_its_batch_is_caught():

@@ -26,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_INTERRUPTED = 130
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -47,17 +48,17 @@ def main(arguments: list[str] | None = None) -> None:
     except (UsageError, ValueError, TypeError, OSError, FloatingPointError) as error:  # last: a diverged fit
         _stop(error)
     except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        print(
-            f"interrupted{_how_to_go_on(sys.argv[1:] if arguments is None else arguments)}", file=sys.stderr
-        )
-        sys.exit(130)
+        code = _INTERRUPTED
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the parser
         if message is None:
             raise
         _stop(message())
+    if code == _INTERRUPTED:  # the parser turns Ctrl-C into this code
+        asked = sys.argv[1:] if arguments is None else arguments
+        print(f"interrupted{_how_to_go_on(asked)}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -37,6 +37,10 @@ GOOD_GAP = (
     0.05  # calibration error, or distance of the coverage from 95%, up to which the mass is called good
 )
 NOMINAL = 0.95
+_ONE_DRAW = (
+    "the model states no epistemic uncertainty (how one network's own probabilities rank is another score): "
+    "use a method with more than one draw"
+)
 FEWEST = 10  # rows on each side; below it an answer would be chance
 
 
@@ -88,13 +92,8 @@ class Diagnosis:
     def points_to(self, name: str) -> str:
         """What the three criteria of an OOD set point to, structure before scale."""
         a, b, c = self.criteria[name]
-        if a.status == "not measured":
-            return f"nothing yet: {a.verdict}"
-        if b.status == "not measured":
-            return (
-                "the model states no epistemic uncertainty to speak of (what one network's own probabilities "
-                "rank is another score): use a method with more than one draw"
-            )
+        if "not measured" in (a.status, b.status):
+            return f"nothing yet: {a.verdict}" if a.status == b.status else _ONE_DRAW
         misleading = _inverted(a) and b.value > 1  # B is poor then, but not because it is small
         if a.status == "poor" and (b.status == "good" or misleading):
             return (

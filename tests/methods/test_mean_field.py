@@ -457,3 +457,13 @@ def test_the_kl_grows_in_a_line():
     assert sb.MeanField(kl_start=2).warm_up(1.9) == 0
     assert sb.MeanField(kl_start=2).warm_up(2.0) == 1
     assert sb.MeanField().warm_up(0.0) == 1
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_either_family_starts_at_the_standard_deviation_that_was_asked_for(family):
+    torch.manual_seed(0)
+    network = nn.Linear(30, 20, bias=False).double()
+    method = sb.MeanField(family=family, initial_std=0.3)
+    start = learner_of(method, sb.Model(network, sb.Categorical())).distribution()
+    size = network.weight.detach().square().mean().sqrt()
+    torch.testing.assert_close(start.variance.sqrt(), (0.3 * size).expand(600))  # not its scale, for Laplace

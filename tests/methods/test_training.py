@@ -1,5 +1,7 @@
 """The one training loop: exact resumption, early stop, a loss that diverges, what is refused."""
 
+import itertools
+import math
 import os
 import signal
 import subprocess
@@ -469,3 +471,88 @@ def test_info_holds_plain_facts():
     assert info["seed"] == 3
     assert info["numbers"] == sum(p.numel() for p in normed().parameters())
     assert [sorted(record) for record in info["history"]] == [["nll", "objective"]] * 2
+
+
+# Each of these fails for one small change of the loop
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("method", [sb.MAP, sb.MeanField])
+def test_a_fit_inside_a_callers_autocast_gives_the_same_numbers(method, autocast):
+    # the caller's cache of cast weights would keep those of the first step
+    settings = {"epochs": 2, "batch_size": 16, "learning_rate": 0.05, "autocast": autocast}
+    outside = method(**settings).fit(model_of(), (X, Y))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = method(**settings).fit(model_of(), (X, Y))
+    assert same(outside, inside)
+
+
+def test_the_cosine_schedule_moves_at_every_step(monkeypatch):
+    rates = []
+    original = training.Run.step
+
+    def note(self, *args, **options):
+        rates.append(self.adam.param_groups[0]["lr"])
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(training.Run, "step", note)
+    method = sb.MAP(epochs=2, batch_size=10, learning_rate=0.1, schedule=sb.Schedule.COSINE)
+    method.fit(model_of(), (X, Y))
+    expected = [0.05 * (1 + math.cos(math.pi * step / 10)) for step in range(10)]
+    assert rates == pytest.approx(expected, abs=1e-12)
+
+
+def test_early_stop_keeps_the_lowest_validation_loss_however_small_the_gain():
+    # the validation set is the training set and steps are small: every epoch is better, by less than .01
+    method = sb.MAP(epochs=12, batch_size=50, learning_rate=1e-3, patience=3)
+    torch.manual_seed(0)
+    info = method.fit(model_of(nn.Linear(3, 2)), (X / X.std(0), Y), (X / X.std(0), Y)).info
+    losses = [record["validation_nll"] for record in info["history"]]
+    gains = [before - after for before, after in itertools.pairwise(losses)]
+    assert 0 < min(gains) <= max(gains) < 0.01
+    assert info["kept_epoch"] == 1 + losses.index(min(losses)) == 12
+    torch.manual_seed(0)
+    grows = sb.MAP(epochs=12, learning_rate=1e-3, patience=3).fit(
+        model_of(nn.Linear(3, 2)), (X / X.std(0), Y), (X / X.std(0), 1 - Y)
+    )
+    worse = [record["validation_nll"] for record in grows.info["history"]]
+    assert 0 < worse[1] - worse[0] < 0.01  # a little worse is worse
+    assert grows.info["kept_epoch"] == 1 + worse.index(min(worse)) == 1
+    assert len(worse) == 4
+
+
+class Follows(nn.Module):
+    """Subtracts a running mean that it keeps in a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)
+            self.seen = self.seen + 1
+        return x - self.centre
+
+
+@pytest.mark.parametrize("method", [sb.MAP, sb.MeanField])
+def test_the_posterior_holds_the_final_value_of_a_buffer_that_moves(method):
+    torch.manual_seed(0)
+    network = nn.Sequential(Follows(), nn.Linear(3, 2))
+    posterior = method(epochs=3, batch_size=50).fit(model_of(network), (X, Y))
+    expected = torch.zeros(3)
+    for _ in range(3):
+        expected = 0.9 * expected + 0.1 * X.mean(0)
+    assert torch.allclose(posterior.network[0].centre, expected, rtol=1e-5)
+    assert posterior.network[0].seen == 3
+    assert not network[0].centre.any()
+
+
+def test_a_checkpoint_of_another_frozen_weight_is_refused(tmp_path):
+    sb.MAP(epochs=2).fit(model_of(Frozen()), (X, Y), checkpoint=tmp_path)
+    other = Frozen()
+    with torch.no_grad():
+        other.body.weight[0, 0] += 0.01
+    with pytest.raises(ValueError, match="checkpoint of another fit"):
+        sb.MAP(epochs=3).fit(model_of(other), (X, Y), checkpoint=tmp_path)

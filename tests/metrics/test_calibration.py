@@ -115,3 +115,10 @@ def test_bad_probabilities_and_labels_are_named():
         metrics.brier([[0.5, 0.5]], [0, 1])
     with pytest.raises(ValueError, match="bins"):
         metrics.expected_calibration_error(CONFIDENCE, RIGHT, bins=0)
+
+
+def test_class_one_is_predicted_above_a_half_alone():
+    assert metrics.accuracy([0.5], [1]) == 0.0
+    assert metrics.accuracy([0.5], [0]) == 1.0
+    assert metrics.accuracy([np.nextafter(0.5, 1)], [1]) == 1.0
+    assert metrics.bootstrap_interval(metrics.accuracy, [0.5, 0.5], [1, 1], replicates=5).value == 0.0

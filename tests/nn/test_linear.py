@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -187,3 +188,14 @@ def test_a_wide_layer_trains_under_autocast():
     output.float().sum().backward()
     assert output.dtype == torch.bfloat16
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in low.parameters())
+
+
+def test_no_component_starts_near_the_saddle_at_zero():
+    # a head with one output has one number in each column of A; Gaussian, it is often next to 0
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 1 saves nothing here
+        starts = torch.stack([LowRankLinear(128, 1, 1).A.detach().flatten() for _ in range(300)])
+    expected = (2 / 128) ** 0.25
+    torch.testing.assert_close(starts.abs(), torch.full_like(starts, expected))
+    assert 0.35 < (starts > 0).float().mean().item() < 0.65

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,12 @@ import torch
 from torch import nn
 
 import singularbayes as sb
-from singularbayes.recipes import ALL, Plan, Recipe, run_recipe
+from singularbayes.recipes import ALL, Plan, Recipe, run_recipe, sine
 from singularbayes.recipes.data.splits import Splits
 from singularbayes.recipes.panels import distance_and_correlation, distance_from, layer_correlation
 from singularbayes.recipes.recipe import mlp
 from singularbayes.recipes.running import open_folder, slug
+from singularbayes.report import method_styles, uncertainty_by_distance, variance_field
 
 pytestmark = pytest.mark.filterwarnings("ignore:the calibration temperature")  # 40 easy cases, all right
 
@@ -256,6 +258,68 @@ def test_jobs_of_other_settings_are_left_out_and_named(finished, tmp_path):
     assert again.names == ("Ensemble",)
     assert "MAP, seed 0: left out" in said[0]
     assert open_folder(copy, {"tiny": recipe}).names == ("Ensemble",)
+
+
+def test_a_folder_of_something_else_is_not_written_over(tmp_path):
+    (tmp_path / "report.html").write_text("a stranger's")
+    with pytest.raises(ValueError, match="holds other files and no run of ours"):
+        run_recipe(RECIPE, tmp_path, bootstrap=5, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "a stranger's"
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(finished):
+    with pytest.raises(ValueError, match="holds a run of recipe 'tiny', not other"):
+        run_recipe(replace(RECIPE, name="other"), finished.path, bootstrap=5, resume=True)
+
+
+def test_a_run_stopped_in_its_first_job_can_be_gone_on_with(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    (out / "map" / "seed-0" / "checkpoint").mkdir(parents=True)
+    folder = run_recipe(RECIPE, out, methods=["map"], bootstrap=5, resume=True)
+    assert folder.names == ("MAP",)
+
+
+DAMAGED = [("run.json", "{}"), ("run.json", "[]"), ("run.json", "{"), ("map/seed-0/job.json", "{}")]
+
+
+@pytest.mark.parametrize(("name", "text"), DAMAGED)
+def test_a_damaged_file_of_a_run_is_named(name, text, finished, tmp_path):
+    copy = only(finished, tmp_path, "MAP")
+    (copy / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"{name} is damaged"):
+        open_folder(copy, {"tiny": RECIPE})
+    with pytest.raises(ValueError, match=rf"{name} is damaged"):
+        run_recipe(RECIPE, copy, seeds=2, bootstrap=20, resume=True)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_method_has_the_same_style_in_every_figure(finished, monkeypatch):
+    seen = {}
+
+    def drawn(*args, styles, **options):
+        seen["distance"] = styles
+        return uncertainty_by_distance(*args, styles=styles, **options)
+
+    def field(*args, styles, **options):
+        seen["field"] = styles
+        return variance_field(*args, styles=styles, **options)
+
+    monkeypatch.setattr("singularbayes.recipes.panels.uncertainty_by_distance", drawn)
+    monkeypatch.setattr("singularbayes.recipes.sine.variance_field", field)
+    distance_and_correlation(load(None, 0), {name: finished.of(name)[0] for name in finished.names})
+    assert seen["distance"] == method_styles(["MAP", "Ensemble", "Low rank"])  # MAP has no line there
+    run = SimpleNamespace(posterior=LineModel())
+    sine.panels(ALL["sine"].load(None, 0), {"a": run, "b": run})
+    assert seen["field"] == method_styles(["a", "b"])
+
+
+class LineModel:
+    """What a panel asks of a posterior, over one input."""
+
+    def predict(self, x, draws):
+        one = torch.ones(len(x))
+        return SimpleNamespace(mean=one, variance=one, epistemic=one)
 
 
 def test_patience_is_handed_the_validation_set(tmp_path):

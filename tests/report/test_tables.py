@@ -3,7 +3,7 @@ import math
 from singularbayes.diagnosis import Criterion
 from singularbayes.report import Report
 from singularbayes.report.estimate import Estimate
-from singularbayes.report.tables import _dial, clearly_best, dials, main_table, set_table
+from singularbayes.report.tables import _dial, clearly_best, dials, main_table, set_table, shared_gaps
 
 
 def of(value: float, low: float, high: float) -> Estimate:
@@ -58,6 +58,26 @@ def test_dials_place_the_value_on_its_scale():
     assert (spearman.reference, spearman.point) == (50.0, 25.0)
     coverage = _dial(Criterion("C", "mass (coverage of 95% intervals)", 0.8, 0.7, 0.9, "", "poor"))
     assert coverage.reference == 95.0
+
+
+def test_a_value_beyond_the_scale_ends_in_an_arrow():
+    def beyond(key, value, name=""):
+        return _dial(Criterion(key, name, value, value, value, "", "good")).beyond
+
+    assert [beyond("B", v) for v in (0.01, 1 / 16, 16.0, 17.0)] == ["low", "", "", "high"]
+    assert beyond("A", 1.0) == ""
+    assert [beyond("B", v) for v in (math.nan, math.inf, 0.0)] == ["", "", ""]
+
+
+def test_a_criterion_that_no_method_has_is_said_once(make_entry):
+    rows = [dials(make_entry("a", 0.7, 0.9), "far"), dials(make_entry("b", 0.6, 0.9), "far")]
+    gaps, rest = shared_gaps(rows)
+    assert [dial.key for dial in gaps] == ["C"]
+    assert [[dial.key for dial in row] for row in rest] == [["A", "B"]] * 2
+    gaps, rest = shared_gaps([rows[0], dials(make_entry("b", 0.6, 0.9), "near")])
+    assert gaps == []
+    assert [len(row) for row in rest] == [3, 3]
+    assert shared_gaps([]) == ([], [])
 
 
 def test_a_criterion_without_a_value_has_no_point(make_entry):

@@ -22,13 +22,24 @@ def test_the_best_is_named_where_its_interval_lies_apart(make_entry):
     assert "the next is a with 0.600" in found.text
 
 
-def test_no_winner_is_named_where_intervals_overlap(make_entry):
+def test_overlap_and_paired_comparison_are_one_statement(make_entry):
     found = findings([make_entry("a", 0.79, 0.7), make_entry("b", 0.8, 0.9), make_entry("c", 0.6, 0.5)])
     near = found["Ranking of “near”"]
     assert near.tone == "neutral"
-    assert near.text.startswith("No winner by whole intervals: b is highest")
-    assert "overlaps that of a." in near.text
-    assert "Compared case by case with a the difference is" in near.text
+    assert near.text.startswith("b is highest (AUROC 0.800")
+    assert ("it is ahead of a, the next, on the same cases (by " in near.text) != ("no winner" in near.text)
+
+
+def test_who_ranks_as_well_by_the_other_score_is_named(make_entry):
+    point, best = make_entry("point", 0.5, 0.7), make_entry("best", 0.8, 0.9)
+    (evaluation,) = point.evaluations
+    alike = {**evaluation.ood["near"], "entropy": {"auroc": Interval(0.81, 0.79, 0.83)}}
+    ranked = dataclasses.replace(evaluation, ood={**evaluation.ood, "near": alike})
+    said = findings([dataclasses.replace(point, evaluations=(ranked,)), best])["Ranking of “near”"].text
+    assert "By entropy, point (0.810)" in said
+    assert "best (0.770)" in said  # its interval reaches that of the best by mutual information
+    assert "By entropy" not in findings([make_entry("point", 0.5, 0.7), best])["Inverted"].text
+    assert "point (" not in findings([point, best])["Ranking of “near”"].text
 
 
 def test_difference_is_paired_by_seed_and_absent_without_shared_seeds(make_entry):

@@ -194,7 +194,8 @@ class Evaluation:
         except ValueError as error:
             raise ValueError(f"{folder / 'evaluation.json'}: {error}") from None
         try:
-            with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
+            # opened here, as NumPy leaves a file that is no archive open
+            with (folder / "arrays.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 sets = {name: _set_arrays(arrays, i) for i, name in enumerate(data.get("sets", []))}
         except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{folder / 'arrays.npz'} is damaged ({error}); evaluate again") from None

@@ -211,8 +211,9 @@ class Run:
     @torch.no_grad()
     def validation_loss(self, x: Any, y: Tensor, draws: int) -> float:
         """Mean NLL of the predictive mixture on validation data."""
-        predictive = self.posterior({}).predict(x, draws=draws, seed=self.seed)
-        return -predictive.log_prob(y).double().mean().item()
+        with torch.autocast(self.device.type, enabled=False):
+            predictive = self.posterior({}).predict(x, draws=draws, seed=self.seed)
+            return -predictive.log_prob(y).double().mean().item()
 
     # Snapshots
 

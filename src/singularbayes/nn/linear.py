@@ -136,10 +136,16 @@ class LowRankLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Gaussian factors of std ``(2 / (fan_in r))^(1/4)``: the product has He variance ``2 / fan_in``."""
+        """Gaussian factors whose product has He variance ``2 / fan_in``, each column at its expected length.
+
+        Each factor's entries have std ``(2 / (fan_in r)) ** (1/4)``. A column that happened to be short, as
+        happens where a factor has a single row, would start its component at a saddle that training hardly
+        leaves.
+        """
         std = (2 / (self.in_features * self.rank)) ** 0.25
-        self.A.normal_(0, std)
-        self.B.normal_(0, std)
+        for factor in (self.A, self.B):
+            factor.normal_()
+            factor.mul_(std * math.sqrt(len(factor)) / factor.norm(dim=0).clamp_min(1e-30))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features)
             self.bias.uniform_(-bound, bound)

@@ -22,8 +22,8 @@ from .data.splits import Splits
 from .recipe import Recipe, Run
 
 __all__ = [
-    "RunFolder",
     "JOB",
+    "RunFolder",
     "in_order",
     "open_folder",
     "read_job",
@@ -36,10 +36,10 @@ __all__ = [
 
 
 _ABOUT = {"recipe": str, "command": str, "date": str, "machine": str, "versions": str}
-JOB = {"job": str, "name": str, "seed": int, "temperature": float}
+JOB = {"job": str, "name": str, "seed": int, "temperature": int | float}
 
 
-def read_object(path: Path, entries: Mapping[str, type]) -> dict[str, Any]:
+def read_object(path: Path, entries: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON file that holds an object with these entries of these types.
 
     Raises:
@@ -113,8 +113,8 @@ def _read(folder: Path, recipe: Recipe) -> Run:
     content = read_object(folder / "job.json", JOB)
     if content["name"] not in recipe.plans:
         raise ValueError(
-            f"{folder / 'job.json'} is of the method {content['name']!r}, which recipe {recipe.name} does not "
-            f"have; delete {folder} and run it again"
+            f"{folder / 'job.json'} is of the method {content['name']!r}, which recipe {recipe.name} lacks; "
+            f"delete {folder} and run it again"
         )
     with forked(content["seed"], "start"):
         network = recipe.plans[content["name"]].network()

@@ -15,7 +15,7 @@ from .recipe import Plan
 
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
-_NOT_FLAGS = {"executor", "member"}  # objects; no text on a command line stands for one
+_NOT_FLAGS = {"executor", "kl", "member"}  # objects; no text on a command line stands for one
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 

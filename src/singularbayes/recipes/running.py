@@ -97,10 +97,8 @@ def run_recipe(
             raise ValueError(f"{key} must be at least {least}, got {value}")
     if recipe.needs_data and data is None:
         recipe.load(None, 0)
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise ValueError(f"{out} is not empty; add --resume to go on with it, or choose another --out")
-    if out.exists():
-        _check_ours(recipe, out)
+    if out.exists() and any(out.iterdir()):
+        _check_ours(recipe, out, resume=resume)
     splits = _splits_by_seed(recipe, data)
 
     def prepared(name: str, plan: Plan, seed: int) -> _Job:
@@ -144,15 +142,17 @@ def _splits_by_seed(recipe: Recipe, data: Path | None) -> Callable[[int], Splits
     return lambda seed: load(seed if recipe.varies_data else 0)
 
 
-def _check_ours(recipe: Recipe, out: Path) -> None:
-    """Raise unless the folder is empty or holds a run of this recipe, if only one that was cut short."""
+def _check_ours(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """Raise unless ``resume`` and the folder in use holds a run of this recipe, if only one cut short."""
+    if not resume:
+        raise ValueError(f"{out} is not empty; add --resume to go on with it, or choose another --out")
     if (out / "run.json").is_file():
         other = read_object(out / "run.json", {"recipe": str})["recipe"]
         if other != recipe.name:
             raise ValueError(
                 f"{out} holds a run of recipe {other!r}, not {recipe.name}; choose another --out"
             )
-    elif any(out.iterdir()) and not any(any(out.glob(f"{slug(name)}/seed-*")) for name in recipe.plans):
+    elif not any(any(out.glob(f"{slug(name)}/seed-*")) for name in recipe.plans):
         raise ValueError(
             f"{out} holds other files and no run of ours (no run.json), which would be written over; "
             "choose another --out"

@@ -131,9 +131,8 @@ def _ranking(entries: Sequence[Entry], unfamiliar: str, task: str) -> Finding:
     elif rivals:
         tone, text = "neutral", f"{name} is highest ({value}); "
         text += _lead(members[name], members[rivals[0]], unfamiliar, score) + "."
-        if others := rivals[1:]:
-            word = "Their intervals overlap" if len(others) > 1 else "Its interval overlaps"
-            text += f" Not compared case by case: {_join(others)}. {word} that of {name}."
+        if rivals[1:]:
+            text += f" Its interval also overlaps that of {_join(rivals[1:])}."
     else:
         second, next_best = ranked[1]
         tone, text = "good", f"{name} ranks best ({value}), beyond the intervals of all others; the next is "
@@ -168,7 +167,7 @@ def _by_the_other_score(
             continue
         reaches = best is None or (best.bounded and second.high >= best.low)
         if reaches and second != ood_estimate(entry, unfamiliar, score, "auroc"):
-            found.append((-second.value, f"{entry.name} ({number(second.value)}, {span(second)})"))
+            found.append((-second.value, f"{entry.name} ({number(second.value)})"))
     if not found:
         return ""
     texts, verb = [text for _, text in sorted(found)], "rank" if len(found) > 1 else "ranks"

@@ -10,9 +10,11 @@ import torch
 from rich.console import Console
 
 import singularbayes
+from singularbayes import KL
 from singularbayes.cli import _print_results, main, parse_overrides
 from singularbayes.metrics import Interval
 from singularbayes.recipes import ALL, run_recipe, summary
+from singularbayes.recipes.overrides import overridden
 
 # typer hands over a context of its own class; warnings of tiny fits are not what is tested here
 pytestmark = [
@@ -37,7 +39,7 @@ BAD = [
     (["run", "digits", "--learning-rate", "abc"], "learning_rate must be a number, got 'abc'"),
     (["run", "digits", "--patience", "1.5"], "patience must be a whole number or none, got 1.5"),
     (["run", "digits", "--autocast", "3"], "autocast must be true or false, got 3"),
-    (["run", "digits", "--schedule", "linear"], "'linear' is not a valid Schedule"),
+    (["run", "digits", "--schedule", "linear"], "schedule must be one of constant, cosine, got 'linear'"),
     (["run", "digits", "--device", "foo"], "device 'foo' cannot be used here"),
     (["run", "digits", "--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
     (["run", "digits", "--executor", "3"], "no chosen method has a field 'executor'; known: autocast,"),
@@ -47,6 +49,7 @@ BAD = [
     (["run", "digits", "--learning-rate", "1e30", "--method", "map"], "the loss became nan or infinite"),
     (["run", "digits", "--seeds", "0"], "seeds must be at least 1"),
     (["run", "digits", "--method", "swag"], "method 'swag' is no plan in recipe digits; known: map,"),
+    (["run", "digits", "--kl", "exact"], "kl must be one of closed, bound, monte_carlo, got 'exact'"),
     (["run", "icu"], "--data FOLDER"),
     (["run", "icu", "--data", "no such folder"], "no such folder"),
     (["run"], "Missing argument"),
@@ -227,3 +230,8 @@ def test_the_module_runs_as_a_program():
     )
     assert done.returncode == 0
     assert "demo" in done.stdout
+
+
+def test_a_word_chooses_an_estimator():
+    plan = ALL["digits"].plans["MeanField, low rank"]
+    assert overridden(plan, {"kl": "bound", "schedule": "cosine"}).method.kl is KL.BOUND

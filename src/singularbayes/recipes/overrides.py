@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .recipe import Plan
 
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
-_NOT_FLAGS = {"executor", "kl", "member"}  # objects; no text on a command line stands for one
+_NOT_FLAGS = {"executor", "member"}  # objects; no text on a command line stands for one
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 
@@ -30,7 +31,12 @@ def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
 
     def changed(method: Any) -> Any:
         fields = method.__dataclass_fields__
-        known = {key: value for key, value in overrides.items() if key in fields and key not in _NOT_FLAGS}
+        hints = typing.get_type_hints(type(method))
+        known = {
+            key: _chosen(key, value, _kinds(hints[key]))
+            for key, value in overrides.items()
+            if key in fields and key not in _NOT_FLAGS
+        }
         if "member" in fields:
             known["member"] = changed(method.member)
         return replace(method, **known)
@@ -60,6 +66,16 @@ def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> 
             raise ValueError(f"{key} must be {expected}, got {value!r}")
     if overrides.get("device") is not None:
         _check_device(overrides["device"])
+
+
+def _chosen(key: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The member of an enumeration that a word names; any other value as it is."""
+    choices = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum)]
+    if not choices or not isinstance(value, str):
+        return value
+    if value not in list(choices[0]):
+        raise ValueError(f"{key} must be one of {', '.join(choices[0])}, got {value!r}")
+    return choices[0](value)
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

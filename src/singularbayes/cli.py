@@ -175,8 +175,11 @@ def _check_flags(overrides: dict[str, Any]) -> None:
 
 
 def _run(recipe: Any, out: Path, **options: Any) -> None:
+    import torch
+
     from .recipes import run_recipe
 
+    torch.set_num_threads(recipe.threads)
     console = Console()
     console.print(f"[bold]{recipe.title}[/bold]\n{recipe.what}")
     folder = run_recipe(

@@ -88,6 +88,8 @@ class Recipe:
         draws: posterior draws of a prediction.
         needs_data: whether a data folder must be given.
         panels: figures of its own, from the splits and the runs of the first seed.
+        threads: of torch, as the command line sets them; networks this small lose by a second one, much so
+            beside other work.
         calibrate: fit a temperature on the validation set; ``False`` where it has too few errors to tell one.
         varies_data: draw new data for every seed (synthetic data), else the splits are those of seed 0.
     """
@@ -103,6 +105,7 @@ class Recipe:
     panels: Callable[[Splits, Mapping[str, Run]], Sequence[Panel]] | None = None
     varies_data: bool = False
     calibrate: bool = True
+    threads: int = 1
 
 
 def all_low_rank(network: nn.Module, rank: int) -> nn.Module:

@@ -73,7 +73,7 @@ def main() -> None:
     for name in folder.runs[0].evaluation.ood:
         head += [f"{name} MI", f"{name} entropy"]
     head += ["temperature", "seconds"]
-    for state in ("calibrated", "uncalibrated"):
+    for state in dict.fromkeys(results_table(folder)["calibration"]):
         print(f"\n{state}, {folder.about['seeds']} seeds\n")
         print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
         for line in rows(folder, state):

@@ -51,7 +51,9 @@ class Criterion:
     Args:
         key: A (ranking), B (scale) or C (mass).
         name: what was measured.
-        value, low, high: the number and its 95% bootstrap interval; nan where not measured.
+        value: the number; nan where not measured.
+        low: lower end of its 95% bootstrap interval.
+        high: upper end.
         verdict: plain words.
         status: ``good``, ``poor`` or ``not measured``.
     """

@@ -61,7 +61,8 @@ class Evaluation:
     Args:
         name: how tables call it.
         task: ``categorical``, ``bernoulli`` or ``gaussian``.
-        draws, seed: of the prediction; the seed is also that of the bootstrap.
+        draws: of the prediction.
+        seed: of the prediction and of the bootstrap.
         bootstrap: number of resamples.
         metrics: metric -> interval on the test set.
         ood: OOD set -> score -> measure -> interval.

@@ -23,7 +23,7 @@ BINS = 15
 class CalibrationBins(NamedTuple):
     """A reliability diagram: one row per bin; the means of an empty bin are nan.
 
-    Args:
+    Attributes:
         low: lower edges of the bins ``(low, high]``; the first is closed at 0.
         high: upper edges.
         rows: how many fell into each bin.

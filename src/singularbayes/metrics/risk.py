@@ -21,7 +21,7 @@ from .weighted import Statistic, once
 class SelectiveRisk(NamedTuple):
     """Risk against coverage when the most uncertain rows are left out.
 
-    Args:
+    Attributes:
         coverage: shares of rows kept, ``1/N .. 1``.
         risk: mean loss of the rows kept.
         area: mean of ``risk``; lower is better.

@@ -23,12 +23,16 @@ _TOLERANCE = 1e-3  # of the outputs' size; float32 sums in another order differ 
 
 
 def checked_device(name: str) -> torch.device:
-    """A device that is there."""
+    """A device that is there.
+
+    Raises:
+        ValueError: no such device here, with torch's reason.
+    """
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"device {name!r} cannot be used here ({reason}); try 'cpu'") from error
     return device
 

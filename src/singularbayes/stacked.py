@@ -1,8 +1,7 @@
 """Many draws of a plain chain at once: batched matrix products on activations ``(S, features, B)``.
 
-Features come before the batch: a factor's rank is then the short side that matrix libraries handle well (a
-product with 15 columns took 2.5 times as long as its transpose, measured). All blocks of a prediction share
-one workspace: fresh memory for each activation costs more than the arithmetic of small networks.
+Features come before the batch: a factor's rank is then the short side that matrix libraries handle well. All
+blocks of a prediction share one workspace: fresh memory for each activation is dear for small networks.
 """
 
 from __future__ import annotations

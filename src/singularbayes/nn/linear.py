@@ -46,8 +46,8 @@ _WIDE = 2**16  # entries of W from which the order of the products outweighs a P
 class _Product(torch.autograd.Function):
     """``x B A^T + bias`` with every product arranged so that the rank is the long-stride side of its result.
 
-    The same numbers as ``F.linear(x @ B, A, bias)`` up to rounding; on CPU 1.3 to 1.7 times as fast for wide
-    layers, forward and backward (``benchmarks/steps.py``).
+    The same numbers as ``F.linear(x @ B, A, bias)`` up to rounding, in an order of products that is quicker
+    on CPU for wide layers, forward and backward.
     """
 
     generate_vmap_rule = True
@@ -63,10 +63,9 @@ class _Product(torch.autograd.Function):
         inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
         output: Tensor,  # noqa: ARG004 - torch's signature
     ) -> None:
-        x, a, b, bias = inputs
+        x, a, b, _ = inputs
         ctx.save_for_backward(x, a, b)
         ctx.save_for_forward(x, a, b)
-        ctx.has_bias = bias is not None
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

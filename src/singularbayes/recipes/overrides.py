@@ -9,8 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-import torch
-
+from ..probing import checked_device
 from .nearest import did_you_mean
 from .recipe import Plan
 
@@ -65,7 +64,7 @@ def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> 
             expected = " or ".join(_WORDS[kind] for kind in kinds[key])
             raise ValueError(f"{key} must be {expected}, got {value!r}")
     if overrides.get("device") is not None:
-        _check_device(overrides["device"])
+        checked_device(overrides["device"])
 
 
 def _chosen(key: str, value: Any, kinds: tuple[Any, ...]) -> Any:
@@ -87,11 +86,3 @@ def _is(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float) if kind is float else isinstance(value, kind)
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"device {name!r} cannot be used here ({first}); try --device cpu") from None

@@ -86,6 +86,8 @@ def _apply(
 ) -> Tensor:
     if isinstance(module, LowRankLinear):
         first, second = (_own(module, path, tensors, leaf, len(h)) for leaf in ("B", "A"))
+        if module.s is not None:
+            first = first * _own(module, path, tensors, "s", len(h)).unsqueeze(-2)
         reduced = _reduced(first, h, shared, workspace)
         return _affine(second, reduced, _bias(module, path, tensors), workspace)
     if isinstance(module, nn.Linear):

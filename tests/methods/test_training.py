@@ -492,7 +492,7 @@ def test_the_cosine_schedule_moves_at_every_step(monkeypatch):
     original = training.Run.step
 
     def note(self, *args, **options):
-        rates.append(self.adam.param_groups[0]["lr"])
+        rates.append(self.optimizer.param_groups[0]["lr"])
         return original(self, *args, **options)
 
     monkeypatch.setattr(training.Run, "step", note)

@@ -199,3 +199,36 @@ def test_no_component_starts_near_the_saddle_at_zero():
     expected = (2 / 128) ** 0.25
     torch.testing.assert_close(starts.abs(), torch.full_like(starts, expected))
     assert 0.35 < (starts > 0).float().mean().item() < 0.65
+
+
+def test_a_diagonal_between_the_factors_scales_its_components():
+    plain, scaled = layer(dtype=torch.float64), layer(dtype=torch.float64, diagonal=True)
+    x = torch.randn(5, 9, dtype=torch.float64)
+    torch.testing.assert_close(scaled(x), plain(x), rtol=0, atol=0)  # s starts at 1
+    with torch.no_grad():
+        scaled.s.copy_(torch.tensor([3.0, -0.5, 0.0]))
+    weight = sum(s * torch.outer(a, b) for s, a, b in zip(scaled.s, scaled.A.T, scaled.B.T, strict=True))
+    torch.testing.assert_close(scaled.weight, weight, rtol=0, atol=1e-14)
+    torch.testing.assert_close(scaled(x), x @ weight.T + scaled.bias, rtol=0, atol=1e-14)
+    draws = {"A": torch.randn(4, 7, 3), "B": torch.randn(4, 9, 3), "s": torch.randn(4, 3)}
+    draws = {name: value.double() for name, value in draws.items()}
+    together = functional_call(scaled, draws, (x,))
+    for i in range(4):
+        one = functional_call(scaled, {name: value[i] for name, value in draws.items()}, (x,))
+        torch.testing.assert_close(together[i], one, rtol=0, atol=1e-14)
+    again = LowRankLinear.from_layer(scaled.to_layer(), 3, init="svd", diagonal=True)
+    torch.testing.assert_close(again.weight, weight, rtol=0, atol=1e-13)
+    assert torch.all(again.s[:-1] >= again.s[1:])
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_stock_layer_is_replaced_and_given_back(diagonal):
+    stock = nn.Linear(9, 7, dtype=torch.float64).eval().requires_grad_(False)
+    new = LowRankLinear.from_layer(stock, 7, init="svd", diagonal=diagonal)
+    assert not new.training
+    assert not any(p.requires_grad for p in new.parameters())
+    back = new.to_layer()
+    assert type(back) is nn.Linear
+    assert not back.training
+    torch.testing.assert_close(back.weight, stock.weight, rtol=0, atol=1e-14)
+    torch.testing.assert_close(back.bias, stock.bias, rtol=0, atol=0)

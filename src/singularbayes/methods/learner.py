@@ -18,7 +18,7 @@ from ..parameters import owner
 from ..priors import ScaleMixture
 from ..probing import check_network
 
-__all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "prepare"]
+__all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "adam", "prepare"]
 
 
 class Bound:
@@ -82,6 +82,10 @@ class Learner(Protocol):
         """The distribution over the flat vector at the present state."""
         ...
 
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        """What moves ``vector`` by ``gradient``: one parameter group, plain tensors as its state."""
+        ...
+
     def facts(self) -> dict[str, Any]:
         """What the posterior's ``info`` should say of the learner, in plain types."""
         ...
@@ -98,6 +102,12 @@ class Build(Protocol):
     def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> Learner:
         """The learner, from the start row ``(D,)`` and the zeroed gradient of the vector."""
         ...
+
+
+def adam(vector: Tensor, learning_rate: float) -> torch.optim.Adam:
+    """Adam on one flat vector, in one fused kernel."""
+    fused = vector.dtype in (torch.float32, torch.float64)
+    return torch.optim.Adam([vector], lr=learning_rate, fused=fused)
 
 
 class PointLearner:
@@ -120,6 +130,9 @@ class PointLearner:
         if weight:
             for block, prior in self.bound.model.prior_blocks:
                 self.gradient[block].add_(prior.negative_score(self.vector[block]), alpha=weight)
+
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        return adam(self.vector, learning_rate)
 
     @torch.no_grad()
     def regulariser(self) -> float:

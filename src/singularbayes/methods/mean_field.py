@@ -31,7 +31,7 @@ from ..divergence import bound as kl_bound
 from ..model import BlockPrior, Model
 from ..posterior import Posterior
 from ..priors import ScaleMixture
-from .learner import Bound
+from .learner import Bound, adam
 from .training import Training, fit_learner
 
 __all__ = ["MeanField"]
@@ -137,6 +137,9 @@ class MeanFieldLearner:
         by_mean, by_scale = bound_gradient(self.family, prior, self.mean[block], sigma)
         torch.mul(g, self.noise[block], out=g_rho).add_(by_scale, alpha=weight).mul_(slope).neg_()
         g.add_(by_mean, alpha=weight)
+
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        return adam(self.vector, learning_rate)
 
     @torch.no_grad()
     def regulariser(self) -> float:

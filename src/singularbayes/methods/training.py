@@ -130,9 +130,7 @@ class Run:
         self.learner = build(self.bound, start, gradient)
         vector = self.learner.vector
         vector.grad = self.learner.gradient
-        self.adam = torch.optim.Adam(
-            [vector], lr=settings.learning_rate, fused=vector.dtype in (torch.float32, torch.float64)
-        )
+        self.optimizer = self.learner.optimizer(settings.learning_rate)
         self.forward: Any = torch.compile(self.bound.network) if settings.compile else self.bound.network
         self.state = resume.State()
         self.start = self.good = self.snapshot()
@@ -157,7 +155,7 @@ class Run:
         loss = self.model.likelihood.loss(outputs, y, self.bound.likelihood_numbers)
         loss.backward()
         learner.finish(weight, progress)
-        self.adam.step()
+        self.optimizer.step()
         return loss
 
     def epoch(self) -> dict[str, float]:
@@ -198,7 +196,7 @@ class Run:
     def _set_rate(self, progress: float) -> None:
         schedule = self.settings.schedule
         if schedule is not Schedule.CONSTANT:
-            self.adam.param_groups[0]["lr"] = self.settings.learning_rate * schedule.factor(progress)
+            self.optimizer.param_groups[0]["lr"] = self.settings.learning_rate * schedule.factor(progress)
 
     @contextlib.contextmanager
     def _train_mode(self) -> Iterator[None]:
@@ -221,8 +219,10 @@ class Run:
         """Everything that training moves, copied."""
         parts = {"vector": self.learner.vector.detach().clone()}
         parts |= {f"buffer.{name}": b.clone() for name, b in self.bound.network.named_buffers()}
-        for name, value in (self.adam.state[self.learner.vector] if self.adam.state else {}).items():
-            parts[f"adam.{name}"] = value.clone()
+        for name, value in (
+            self.optimizer.state[self.learner.vector] if self.optimizer.state else {}
+        ).items():
+            parts[f"optimizer.{name}"] = value.clone()
         return parts
 
     @torch.no_grad()
@@ -234,10 +234,10 @@ class Run:
             kind, _, leaf = name.partition(".")
             if kind == "buffer":
                 buffers[leaf].copy_(tensor)
-        adam = {name.partition(".")[2]: t.clone() for name, t in parts.items() if name.startswith("adam.")}
-        if adam:
+        own = {n.partition(".")[2]: t.clone() for n, t in parts.items() if n.startswith("optimizer.")}
+        if own:
             device = self.learner.vector.device  # fused Adam counts its steps on the device too
-            self.adam.state[self.learner.vector] = {name: tensor.to(device) for name, tensor in adam.items()}
+            self.optimizer.state[self.learner.vector] = {name: t.to(device) for name, t in own.items()}
 
     def posterior(self, info: dict[str, Any]) -> Posterior:
         """The posterior at the present state, on a network of its own."""

@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..random import forked
-from .linear import LowRankLinear, check_rank
+from .factors import check_rank
+from .linear import LowRankLinear
 
 __all__ = ["Factorization", "factorize"]
 
@@ -174,17 +175,7 @@ def _linear_places(network: nn.Module) -> dict[str, tuple[str, ...]]:
 def _converted(old: nn.Module, rank: int, init: str) -> LowRankLinear:
     if not isinstance(old, nn.Linear):
         raise TypeError(f"only nn.Linear layers are factorised, got {type(old).__name__}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the list says it, layer by layer
-        new = LowRankLinear(old.in_features, old.out_features, rank, bias=old.bias is not None,
-                            device=old.weight.device, dtype=old.weight.dtype)  # fmt: skip
-    if init == "svd":
-        new.set_weight(old.weight, old.bias)
-    new.A.requires_grad_(old.weight.requires_grad)
-    new.B.requires_grad_(old.weight.requires_grad)
-    if new.bias is not None and old.bias is not None:
-        new.bias.requires_grad_(old.bias.requires_grad)
-    return new.train(old.training)
+    return LowRankLinear.from_layer(old, rank, init="svd" if init == "svd" else "random")
 
 
 def _parameter_names(network: nn.Module) -> dict[int, list[str]]:

@@ -8,36 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
-from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["LowRankLinear", "check_rank"]
+from .factors import check_rank, new_factors, product, quiet_ranks, reset_factors, set_factors
 
-
-def check_rank(
-    rank: int, out_features: int, in_features: int, where: str = "LowRankLinear", stacklevel: int = 3
-) -> None:
-    """A rank must lie in ``1..min(m, n)``; from ``m n / (m + n)`` on it saves nothing: a warning."""
-    if isinstance(rank, bool) or not isinstance(rank, Integral):
-        raise TypeError(f"{where}: rank must be an integer, got {type(rank).__name__} {rank!r}")
-    limit = min(out_features, in_features)
-    if not 1 <= rank <= limit:
-        raise ValueError(
-            f"{where}: rank {rank} is outside 1..{limit}, the smaller side of the "
-            f"{out_features} x {in_features} weight"
-        )
-    if rank * (out_features + in_features) >= out_features * in_features:
-        warnings.warn(
-            f"{where}: rank {rank} saves no parameters for a {out_features} x {in_features} weight; it does "
-            f"below {out_features * in_features / (out_features + in_features):.1f}",
-            stacklevel=stacklevel,
-        )
+__all__ = ["LowRankLinear"]
 
 
 _WIDE = 2**16  # entries of W from which the order of the products outweighs a Python function's overhead
@@ -95,9 +75,9 @@ class LowRankLinear(nn.Module):
     """Linear layer with ``weight = A @ B.T``, ``A (out, r)`` and ``B (in, r)``.
 
     It draws nothing by itself: a belief over ``A`` and ``B`` is a method's, as over any parameter. In place
-    of one tensor each, ``A``, ``B`` and ``bias`` may carry a leading draws axis ``S`` (as ``functional_call``
-    sees them), any of them alone too; for an input ``(B, in)`` or ``(S, B, in)`` the output is then ``(S, B,
-    out)``.
+    of one tensor each, ``A``, ``B``, ``s`` and ``bias`` may carry a leading draws axis ``S`` (as
+    ``functional_call`` sees them), any of them alone too; for an input ``(B, in)`` or ``(S, B, in)`` the
+    output is then ``(S, B, out)``.
 
     Args:
         in_features: size of each input row.
@@ -106,6 +86,8 @@ class LowRankLinear(nn.Module):
         bias: add a bias (full, not factorised).
         device: as in torch.
         dtype: as in torch.
+        diagonal: put a parameter ``s (r,)`` between the factors, ``weight = A @ diag(s) @ B.T``; with
+            ``Model(bayesian="*.s")`` the belief is about it alone.
 
     Raises:
         ValueError: a rank outside ``1..min(in_features, out_features)``.
@@ -116,6 +98,8 @@ class LowRankLinear(nn.Module):
         (torch.Size([4, 10]), torch.Size([10, 20]))
     """
 
+    replaces: ClassVar[type[nn.Module]] = nn.Linear
+
     def __init__(
         self,
         in_features: int,
@@ -124,36 +108,27 @@ class LowRankLinear(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        diagonal: bool = False,
     ) -> None:
         super().__init__()
         check_rank(rank, out_features, in_features)
         self.in_features, self.out_features, self.rank = in_features, out_features, int(rank)
-        self.A = nn.Parameter(torch.empty(out_features, rank, device=device, dtype=dtype))
-        self.B = nn.Parameter(torch.empty(in_features, rank, device=device, dtype=dtype))
+        self.A, self.B, self.s = new_factors(out_features, in_features, rank, diagonal, device, dtype)
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Gaussian factors whose product has He variance ``2 / fan_in``, each column at its expected length.
-
-        Each factor's entries have std ``(2 / (fan_in r)) ** (1/4)``. A column that happened to be short, as
-        happens where a factor has a single row, would start its component at a saddle that training hardly
-        leaves.
-        """
-        std = (2 / (self.in_features * self.rank)) ** 0.25
-        for factor in (self.A, self.B):
-            factor.normal_()
-            factor.mul_(std * math.sqrt(len(factor)) / factor.norm(dim=0).clamp_min(1e-30))
+        """Factors whose product has He variance ``2 / fan_in``, torch's bias; see ``reset_factors``."""
+        reset_factors(self.A, self.B, self.s, 2 / self.in_features)
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features)
             self.bias.uniform_(-bound, bound)
 
     @torch.no_grad()
     def set_weight(self, weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> None:
-        """Start from a dense weight: its best rank-``r`` approximation, split evenly.
-
-        ``A = U sqrt(S)``, ``B = V sqrt(S)`` for the leading ``r`` singular values ``S``.
+        """Start from a dense weight: its best rank-``r`` approximation, see ``set_factors``.
 
         Args:
             weight: dense weight, ``(out, in)``.
@@ -167,26 +142,70 @@ class LowRankLinear(nn.Module):
             raise ValueError(f"weight has shape {tuple(weight.shape)}, this layer needs {needed}")
         if bias is not None and self.bias is None:
             raise ValueError("this layer has no bias; make it with bias=True to keep the given one")
-        u, s, vh = torch.linalg.svd(weight.detach().double(), full_matrices=False)
-        root = s[: self.rank].sqrt()
-        self.A.copy_(u[:, : self.rank] * root)
-        self.B.copy_(vh[: self.rank].T * root)
+        set_factors(self.A, self.B, self.s, weight)
         if self.bias is not None and bias is not None:
             self.bias.copy_(bias)
+
+    @staticmethod
+    def matrices(layer: nn.Linear) -> dict[str, tuple[int, int]]:
+        """Names and sizes ``(m, n)`` of the matrices that would be factorised."""
+        return {"weight": (layer.out_features, layer.in_features)}
+
+    @classmethod
+    def from_layer(
+        cls,
+        layer: nn.Linear,
+        rank: int,
+        *,
+        init: Literal["random", "svd"] = "random",
+        diagonal: bool = False,
+    ) -> LowRankLinear:
+        """A low-rank layer in the place of a stock one: same sizes, bias, device, dtype, mode, frozen parts.
+
+        Args:
+            layer: stays as it is.
+            rank: of the factors.
+            init: ``"random"`` starts factors and bias anew, ``"svd"`` from the present ones.
+            diagonal: see the class.
+        """
+        with quiet_ranks():
+            new = cls(layer.in_features, layer.out_features, rank, bias=layer.bias is not None,
+                      device=layer.weight.device, dtype=layer.weight.dtype, diagonal=diagonal)  # fmt: skip
+        if init == "svd":
+            new.set_weight(layer.weight, layer.bias)
+        for factor in (new.A, new.B, new.s):
+            if factor is not None:
+                factor.requires_grad_(layer.weight.requires_grad)
+        if new.bias is not None and layer.bias is not None:
+            new.bias.requires_grad_(layer.bias.requires_grad)
+        return new.train(layer.training)
+
+    @torch.no_grad()
+    def to_layer(self) -> nn.Linear:
+        """The stock layer with the same weight, formed once."""
+        layer = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None,
+                          device=self.A.device, dtype=self.A.dtype)  # fmt: skip
+        layer.weight.copy_(self.weight)
+        layer.weight.requires_grad_(self.A.requires_grad)
+        if self.bias is not None:
+            layer.bias.copy_(self.bias)
+            layer.bias.requires_grad_(self.bias.requires_grad)
+        return layer.train(self.training)
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
         """The dense weight ``A @ B.T``, formed when asked for."""
-        return self.A @ self.B.mT
+        return product(self.A, self.B, self.s)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.A.dim() == 2 and (self.bias is None or self.bias.dim() == 1):
+        b = self.B if self.s is None else self.B * self.s.unsqueeze(-2)
+        if self.A.dim() == b.dim() == 2 and (self.bias is None or self.bias.dim() == 1):
             wide = self.in_features * self.out_features >= _WIDE
             plain = x.dtype == self.A.dtype and not torch.is_autocast_enabled("cpu")
             if wide and plain and x.dim() == 2 and x.device.type == "cpu":
-                return _Product.apply(x, self.A, self.B, self.bias)
-            return F.linear(x @ self.B, self.A, self.bias)
-        h = x @ self.B
+                return _Product.apply(x, self.A, b, self.bias)
+            return F.linear(x @ b, self.A, self.bias)
+        h = x @ b
         if self.bias is None:
             return h @ self.A.mT
         bias = self.bias.unsqueeze(-2)  # draws: (S, 1, out)
@@ -194,4 +213,4 @@ class LowRankLinear(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}"
-        return f"{sizes}, bias={self.bias is not None}"
+        return f"{sizes}, bias={self.bias is not None}" + ("" if self.s is None else ", diagonal=True")

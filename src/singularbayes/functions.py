@@ -23,12 +23,14 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
 
+from .nn.recurrence import LowRankRecurrent
 from .parameters import Layout, owner
 from .stacked import Workspace, evaluate_chain, is_chain
 
 __all__ = ["Way", "call", "evaluate", "way_for"]
 
-_LOOPED = (nn.RNNBase, nn.RNNCellBase, ParametrizationList)  # weight_norm has no batching rule
+# The fused recurrent kernels and weight_norm have no batching rule.
+_LOOPED = (nn.RNNBase, nn.RNNCellBase, LowRankRecurrent, ParametrizationList)
 
 
 class Way(StrEnum):

@@ -24,6 +24,7 @@ from ..distributions import DropoutMasks
 from ..functions import call
 from ..model import Model
 from ..nn.masks import MaskedDropout
+from ..nn.recurrence import LowRankRecurrent
 from ..posterior import Posterior
 from .learner import BuildPoint
 from .training import Training, fit_learner
@@ -75,11 +76,11 @@ def _unshare(network: nn.Module) -> None:
 
 
 def _hidden_dropout(network: nn.Module) -> list[str]:
-    """Places where dropout sits inside a stock module and cannot be drawn as a named mask."""
+    """Places where dropout sits inside a module and cannot be drawn as a named mask."""
     return [
         path or type(module).__name__
         for path, module in network.named_modules()
-        if (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0)
+        if (isinstance(module, nn.RNNBase | LowRankRecurrent | nn.MultiheadAttention) and module.dropout > 0)
         or isinstance(module, nn.AlphaDropout)
     ]
 

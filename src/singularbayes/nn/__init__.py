@@ -3,5 +3,6 @@
 from .factorize import Factorization, factorize
 from .linear import LowRankLinear
 from .masks import MaskedDropout
+from .recurrent import LowRankGRU, LowRankLSTM
 
-__all__ = ["Factorization", "LowRankLinear", "MaskedDropout", "factorize"]
+__all__ = ["Factorization", "LowRankGRU", "LowRankLSTM", "LowRankLinear", "MaskedDropout", "factorize"]

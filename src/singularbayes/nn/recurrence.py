@@ -235,11 +235,11 @@ class LowRankRecurrent(nn.Module, ABC):
         elif packed and sequence.sorted_indices is not None:
             states = tuple(state.index_select(1, sequence.sorted_indices) for state in states)
         weights = self._formed(x)
-        if x.is_cuda:
-            with _quiet_compaction():
-                output, *last = self._kernel(x, sequence.batch_sizes if packed else None, states, weights)
-        else:
-            output, *last = self._kernel(x, sequence.batch_sizes if packed else None, states, weights)
+        kernel = self._kernel
+        if torch.compiler.is_compiling():
+            kernel = torch.compiler.disable(kernel)  # as the stock layer: its backward pass does not trace
+        with _quiet_compaction() if x.is_cuda else contextlib.nullcontext():
+            output, *last = kernel(x, sequence.batch_sizes if packed else None, states, weights)
         if packed:
             _, sizes, order, back = sequence
             if back is not None:
@@ -312,6 +312,7 @@ def _check_dropout(where: str, dropout: float, num_layers: int) -> None:
 
 
 def refuse_projection(where: str, proj_size: int) -> None:
+    """Raise for an LSTM with a projection of its state, whose third matrix is not factorised."""
     if proj_size != 0:
         raise ValueError(
             f"{where}: proj_size={proj_size} is not supported; use proj_size=0, or keep this layer as nn.LSTM"

@@ -121,8 +121,8 @@ def check_states(
         autocast = torch.is_autocast_enabled(x.device.type)
         if state.device != x.device or (state.dtype != x.dtype and not autocast):
             raise ValueError(
-                f"{where}: the initial state {name} is {state.dtype} on {state.device}, the input is {x.dtype} "
-                f"on {x.device}; expected the same"
+                f"{where}: the initial state {name} is {state.dtype} on {state.device}, the input "
+                f"{x.dtype} on {x.device}; expected the same"
             )
 
 

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .factors import new_factors, product, quiet_ranks, reset_factors, set_factors
 from .ranks import matrix_ranks
-from .recurrent_inputs import check_sequence, check_states
+from .recurrent_inputs import check_sequence, check_states, under_autocast
 
 __all__ = ["LowRankRecurrent", "refuse_projection"]
 
@@ -59,13 +59,14 @@ class LowRankRecurrent(nn.Module, ABC):
     ) -> None:
         super().__init__()
         where = type(self).__name__
+        depth = 3 + ("__init__" in vars(type(self)))  # frames up to the user, for warnings
         _check_sizes(where, {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers})
-        _check_dropout(where, dropout, num_layers)
+        _check_dropout(where, dropout, num_layers, depth)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.bidirectional = bias, batch_first, bidirectional
         self.dropout, self.diagonal = float(dropout), diagonal
         sizes = _sizes(self.gates, input_size, hidden_size, num_layers, bidirectional)
-        self.ranks = matrix_ranks(rank, sizes, where, stacklevel=4)
+        self.ranks = matrix_ranks(rank, sizes, where, stacklevel=depth)
         self._factors: dict[str, tuple[str, str, str]] = {}  # matrix -> names of A, B and s
         self._order: list[str] = []  # as the kernel takes them: matrices and biases
         for name, (m, n) in sizes.items():
@@ -216,6 +217,14 @@ class LowRankRecurrent(nn.Module, ABC):
     def _run(
         self, sequence: Tensor | PackedSequence, states: tuple[Tensor, ...] | None
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """Outputs and last states of a whole sequence."""
+        if torch.compiler.is_compiling():  # a break in the graph, as at the stock layers: nor do those trace
+            return torch.compiler.disable(self._evaluate)(sequence, states)
+        return self._evaluate(sequence, states)
+
+    def _evaluate(
+        self, sequence: Tensor | PackedSequence, states: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Check, form each weight once, call the fused kernel on the whole sequence."""
         where = type(self).__name__
         x, batch, batched = check_sequence(
@@ -235,11 +244,8 @@ class LowRankRecurrent(nn.Module, ABC):
         elif packed and sequence.sorted_indices is not None:
             states = tuple(state.index_select(1, sequence.sorted_indices) for state in states)
         weights = self._formed(x)
-        kernel = self._kernel
-        if torch.compiler.is_compiling():
-            kernel = torch.compiler.disable(kernel)  # as the stock layer: its backward pass does not trace
         with _quiet_compaction() if x.is_cuda else contextlib.nullcontext():
-            output, *last = kernel(x, sequence.batch_sizes if packed else None, states, weights)
+            output, *last = self._kernel(x, sequence.batch_sizes if packed else None, states, weights)
         if packed:
             _, sizes, order, back = sequence
             if back is not None:
@@ -251,7 +257,7 @@ class LowRankRecurrent(nn.Module, ABC):
 
     def _formed(self, x: Tensor) -> list[Tensor]:
         """The kernel's weights, in its order and the parameters' own precision, as in the stock layer."""
-        if not torch.is_autocast_enabled(x.device.type):
+        if not under_autocast(x):
             return [getattr(self, name) for name in self._order]
         with torch.autocast(x.device.type, enabled=False):
             return [getattr(self, name) for name in self._order]
@@ -300,14 +306,14 @@ def _check_sizes(where: str, sizes: Mapping[str, int]) -> None:
             raise ValueError(f"{where}: {name} must be at least 1, got {size}")
 
 
-def _check_dropout(where: str, dropout: float, num_layers: int) -> None:
+def _check_dropout(where: str, dropout: float, num_layers: int, stacklevel: int) -> None:
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout <= 1:
         raise ValueError(f"{where}: dropout must be a number in 0..1, got {dropout!r}")
     if dropout > 0 and num_layers == 1:
         warnings.warn(
             f"{where}: the dropout option acts after all layers but the last, so with num_layers=1 dropout="
             f"{dropout} does nothing",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

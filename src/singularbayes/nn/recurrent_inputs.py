@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["check_sequence", "check_states"]
+__all__ = ["check_sequence", "check_states", "under_autocast"]
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of ``x``."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def check_sequence(
@@ -42,7 +48,7 @@ def check_sequence(
         )
     if x.shape[-1] != input_size:
         raise ValueError(_wrong_size(where, x, input_size, packed, batch_first))
-    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != dtype and not under_autocast(x):
         raise ValueError(
             f"{where}: the input is {x.dtype} and the layer {dtype}; convert one, such as x.to({dtype})"
         )
@@ -118,8 +124,7 @@ def check_states(
             raise TypeError(f"{where}: the initial state {name} must be a tensor, got {type(state).__name__}")
         if tuple(state.shape) != wanted:
             raise ValueError(_wrong_state(where, name, tuple(state.shape), wanted, batched))
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if state.device != x.device or (state.dtype != x.dtype and not autocast):
+        if state.device != x.device or (state.dtype != x.dtype and not under_autocast(x)):
             raise ValueError(
                 f"{where}: the initial state {name} is {state.dtype} on {state.device}, the input "
                 f"{x.dtype} on {x.device}; expected the same"

@@ -354,6 +354,9 @@ def test_what_is_not_supported_raises_before_any_work():
 def test_sizes_and_options_are_checked():
     with pytest.raises(TypeError, match=r"LowRankGRU replaces nn\.GRU, got LSTM"):
         LowRankGRU.from_layer(nn.LSTM(3, 4), 2)
+    normed = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")
+    with pytest.raises(ValueError, match="LowRankLSTM: weight_hh_l0 of the given layer are no parameters"):
+        LowRankLSTM.from_layer(normed, 2)
     with pytest.raises(ValueError, match="hidden_size must be at least 1, got 0"):
         LowRankGRU(7, 0, 3)
     with pytest.raises(TypeError, match=r"num_layers must be an integer, got float 2\.0"):

@@ -64,7 +64,7 @@ def sequences(rows: int = 40) -> tuple[Tensor, Tensor]:
 
 
 def constant_gates(kind, named: dict[str, Tensor], x: Tensor, steps: int) -> Tensor:
-    """States ``(B, steps)`` of unit 0 in closed form: with ``W_hh = 0`` and a constant input no gate moves."""
+    """States ``(B, steps)`` of unit 0: with ``W_hh = 0`` and a constant input no gate moves."""
     weight = named["layer.A_ih_l0"] @ named["layer.B_ih_l0"].T
     of_x, of_h = x @ weight.T + named["layer.bias_ih_l0"], named["layer.bias_hh_l0"]
     t = torch.arange(1, steps + 1)

@@ -89,7 +89,7 @@ class LowRankRecurrent(nn.Module, ABC):
         """Products of Glorot's variance ``2 / (m + n)``, biases 0, the LSTM's forget gate open at 1.
 
         ``m`` counts the packed gates. For ``W_hh`` that is ``.4 / H`` (LSTM) and ``.5 / H`` (GRU), beside
-        torch's ``.33 / H``; the eigenvalues of each gate's recurrent matrix then start within ``.63`` and
+        torch's ``.33 / H``; the eigenvalues of each gate's recurrent matrix then start within about ``.63`` and
         ``.71`` of 0, at any rank. Forget gate: ``b_ih = 1`` and ``b_hh = 0``, for the kernel adds the two.
         """
         for name, (a, b, s) in self._factors.items():
@@ -154,12 +154,20 @@ class LowRankRecurrent(nn.Module, ABC):
 
         Raises:
             TypeError: a layer of another kind.
-            ValueError: a layer with ``proj_size``, or a rank as in the class.
+            ValueError: a layer with ``proj_size``, weights that are computed (weight_norm), or a rank as in
+                the class.
         """
         if not isinstance(layer, cls.replaces):
             raise TypeError(f"{cls.__name__} replaces nn.{cls.replaces.__name__}, got {type(layer).__name__}")
         refuse_projection(cls.__name__, layer.proj_size)
         own: dict[str, Any] = dict(layer.named_parameters())
+        sizes = _sizes(cls.gates, layer.input_size, layer.hidden_size, layer.num_layers, layer.bidirectional)
+        computed = [name for name in sizes if name not in own]
+        if computed:
+            raise ValueError(
+                f"{cls.__name__}: {', '.join(computed)} of the given layer are no parameters (weight_norm or "
+                f"another parametrization computes them); remove it first, as by remove_parametrizations"
+            )
         first = own["weight_ih_l0"]
         with quiet_ranks(), _quiet_dropout():
             new = cls(layer.input_size, layer.hidden_size, rank, layer.num_layers, layer.bias,
@@ -219,7 +227,8 @@ class LowRankRecurrent(nn.Module, ABC):
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Outputs and last states of a whole sequence."""
         if torch.compiler.is_compiling():  # a break in the graph, as at the stock layers: nor do those trace
-            return torch.compiler.disable(self._evaluate)(sequence, states)
+            outside: Any = torch.compiler.disable(self._evaluate)
+            return outside(sequence, states)
         return self._evaluate(sequence, states)
 
     def _evaluate(

@@ -89,8 +89,8 @@ class LowRankRecurrent(nn.Module, ABC):
         """Products of Glorot's variance ``2 / (m + n)``, biases 0, the LSTM's forget gate open at 1.
 
         ``m`` counts the packed gates. For ``W_hh`` that is ``.4 / H`` (LSTM) and ``.5 / H`` (GRU), beside
-        torch's ``.33 / H``; the eigenvalues of each gate's recurrent matrix then start within about ``.63`` and
-        ``.71`` of 0, at any rank. Forget gate: ``b_ih = 1`` and ``b_hh = 0``, for the kernel adds the two.
+        torch's ``.33 / H``; the eigenvalues of each gate's recurrent matrix then start within about ``.63``
+        and ``.71`` of 0, at any rank. Forget gate: ``b_ih = 1, b_hh = 0``; the kernel adds the two.
         """
         for name, (a, b, s) in self._factors.items():
             m, n = self._size(name)

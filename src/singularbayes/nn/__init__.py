@@ -4,6 +4,7 @@ from .convolution import LowRankConv1d, LowRankConv2d, LowRankConv3d
 from .factorize import Factorization, factorize
 from .linear import LowRankLinear
 from .masks import MaskedDropout
+from .rank_one import RankOneLayers, RankOneLinear, rank_one
 
 __all__ = [
     "Factorization",
@@ -12,5 +13,8 @@ __all__ = [
     "LowRankConv3d",
     "LowRankLinear",
     "MaskedDropout",
+    "RankOneLayers",
+    "RankOneLinear",
     "factorize",
+    "rank_one",
 ]

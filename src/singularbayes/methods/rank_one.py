@@ -245,9 +245,9 @@ class RankOne(Training):
     """Rank-one VI on a network with ``RankOneLinear`` layers (``sb.nn.rank_one`` makes them).
 
     The prior of the model is on ``s`` and ``t``: ``ScaleMixture()`` with one component is the baseline of
-    arXiv 2602.00387; ``Normal(0.1)`` with ``components=4, per_example=True`` is Dusenberry's. Everything else that
-    the model trains is a point estimate without a prior; leave it out of ``Model(bayesian=...)``, as in
-    ``bayesian=["*.s", "*.t"]``, to keep it frozen.
+    arXiv 2602.00387; ``Normal(0.1)`` with ``components=4, per_example=True`` is Dusenberry's. Everything else
+    that the model trains is a point estimate without a prior; ``Model(bayesian=["*.s", "*.t"])`` leaves it
+    frozen.
 
     In prediction one draw is one function, whatever ``per_example``; draws go round the components. It is not
     a low-rank weight (``W`` has the rank of ``W0``), and statistics of normalisation layers are shared by the

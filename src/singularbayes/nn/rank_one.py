@@ -225,11 +225,11 @@ def _places(network: nn.Module) -> list[tuple[list[str], nn.Module]]:
 def _why_kept(network: nn.Module, names: Sequence[str], layer: nn.Module) -> str | None:
     if isinstance(layer, RankOneLinear):
         return "rank-one already"
+    own = dict(layer.named_parameters(recurse=False))
+    if isinstance(layer, nn.Linear) and (hasattr(layer, "parametrizations") or "weight" not in own):
+        return "its weight is computed from others (weight_norm, spectral_norm, pruning)"
     if type(layer) is not nn.Linear:
         return f"{type(layer).__name__}: only nn.Linear layers have a rank-one form here"
-    own = dict(layer.named_parameters(recurse=False))
-    if hasattr(layer, "parametrizations") or "weight" not in own:
-        return "its weight is computed from others (weight_norm, spectral_norm, pruning)"
     if layer._forward_hooks or layer._forward_pre_hooks:  # noqa: SLF001 - torch has no public way
         return "it has forward hooks, which a new layer would lose"
     inside = {f"{name}.{leaf}" if name else leaf for name in names for leaf in own}

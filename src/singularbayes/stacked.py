@@ -94,7 +94,8 @@ def _apply(
         return _affine(second, reduced, _bias(module, path, tensors), workspace)
     if isinstance(module, RankOneLinear):
         weight, s, t = (_own(module, path, tensors, leaf, len(h)) for leaf in ("weight0", "s", "t"))
-        scaled = torch.mul(h, (1 + t).unsqueeze(-1), out=workspace.take("scaled", tuple(h.shape), h))
+        room = workspace.take("scaled", tuple(h.shape), h) if shared else h  # a shared input is not ours
+        scaled = torch.mul(h, (1 + t).unsqueeze(-1), out=room)
         output = _affine(weight, scaled, None, workspace).mul_((1 + s).unsqueeze(-1))
         bias = _bias(module, path, tensors)
         return output if bias is None else output.add_(bias)

@@ -198,6 +198,20 @@ def test_examples_of_a_batch_have_draws_of_their_own_and_a_batch_one_draw_withou
         torch.testing.assert_close(outputs[0], outputs[1])
 
 
+@pytest.mark.parametrize("per_example", [False, True])
+def test_a_step_draws_every_entry_by_itself(per_example):
+    # methods.md 10: one noise vector shared by all output rows is an error of the field
+    model = restricted(sb.Model(network(), sb.Categorical()))
+    learner = learner_of(sb.RankOne(per_example=per_example, components=2), model)
+    learner.draw(torch.Generator().manual_seed(0))
+    for k in learner.active:
+        assert len(learner.noise[k].unique()) == model.layout.belief
+    if per_example:
+        learner.bound.network(torch.randn(5, 4))
+        for slot in model.layout.of_kind("belief"):
+            assert len(learner.examples._drawn[slot.name].unique()) == 5 * slot.size
+
+
 def test_draws_for_each_example_estimate_the_same_gradient_with_less_noise():
     model = restricted(sb.Model(network(torch.float64), sb.Categorical(), prior=sb.Normal(0.1)))
     x, y = torch.randn(64, 4, dtype=torch.float64), torch.arange(64) % 3

@@ -5,7 +5,7 @@ from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
 from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from .methods import MAP, DeepEnsemble, MCDropout, MeanField
+from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
 from .methods.training import Schedule, TrainingDiverged
 from .model import Model
 from .nn import factorize
@@ -36,6 +36,7 @@ __all__ = [
     "Normal",
     "PerParameter",
     "Posterior",
+    "RankOne",
     "ScaleMixture",
     "Schedule",
     "TrainingDiverged",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .nn.linear import LowRankLinear
 from .nn.masks import MaskedDropout
+from .nn.rank_one import RankOneLinear
 
 __all__ = ["Workspace", "evaluate_chain", "is_chain"]
 
@@ -25,12 +26,13 @@ _ELEMENTWISE = (
     nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.Softsign,
 )  # fmt: skip
 _IDENTITY = (nn.Identity, nn.Dropout, nn.AlphaDropout)
-_ALLOWED = (nn.Sequential, nn.Linear, LowRankLinear, MaskedDropout, *_IN_PLACE, *_ELEMENTWISE, *_IDENTITY)
+_LINEAR = (nn.Linear, LowRankLinear, RankOneLinear)
+_ALLOWED = (nn.Sequential, *_LINEAR, MaskedDropout, *_IN_PLACE, *_ELEMENTWISE, *_IDENTITY)
 
 
 def is_chain(network: nn.Module) -> bool:
     """A (nested) ``nn.Sequential`` of linear layers, elementwise functions and masks, without hooks."""
-    if not isinstance(network, nn.Sequential | nn.Linear | LowRankLinear):
+    if not isinstance(network, (nn.Sequential, *_LINEAR)):
         return False
     return all(
         type(module) in _ALLOWED
@@ -90,6 +92,13 @@ def _apply(
             first = first * _own(module, path, tensors, "s", len(h)).unsqueeze(-2)
         reduced = _reduced(first, h, shared, workspace)
         return _affine(second, reduced, _bias(module, path, tensors), workspace)
+    if isinstance(module, RankOneLinear):
+        weight, s, t = (_own(module, path, tensors, leaf, len(h)) for leaf in ("weight0", "s", "t"))
+        room = workspace.take("scaled", tuple(h.shape), h) if shared else h  # a shared input is not ours
+        scaled = torch.mul(h, (1 + t).unsqueeze(-1), out=room)
+        output = _affine(weight, scaled, None, workspace).mul_((1 + s).unsqueeze(-1))
+        bias = _bias(module, path, tensors)
+        return output if bias is None else output.add_(bias)
     if isinstance(module, nn.Linear):
         weight = _own(module, path, tensors, "weight", len(h))
         return _affine(weight, h, _bias(module, path, tensors), workspace)

@@ -4,7 +4,8 @@ from .deep_ensemble import DeepEnsemble
 from .map import MAP
 from .mc_dropout import MCDropout
 from .mean_field import MeanField
+from .rank_one import RankOne
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField)
+ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne)
 
-__all__ = ["ALL", "MAP", "DeepEnsemble", "MCDropout", "MeanField"]
+__all__ = ["ALL", "MAP", "DeepEnsemble", "MCDropout", "MeanField", "RankOne"]

@@ -1,4 +1,4 @@
-"""Multi-head attention whose four projections are low-rank: ``softmax(Q K^T / sqrt(d)) V``, ``Q = (x B) A^T``.
+"""Multi-head attention with four low-rank projections: ``softmax(Q K^T / sqrt(d)) V``, ``Q = (x B) A^T``.
 
 References:
     arXiv 2602.00387, section 3 (query, key, value and output projections are factorised apart).
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .attention_mask import check_masks, fill_dead_rows, merge_masks
 from .factors import quiet_ranks, reset_factors
 from .linear import LowRankLinear
+from .packed import packed
 from .ranks import matrix_ranks
 
 __all__ = ["LowRankMultiheadAttention"]
@@ -38,7 +39,7 @@ class LowRankMultiheadAttention(nn.Module):
 
     ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj`` are ``LowRankLinear`` layers; the three parts of
     torch's ``in_proj_bias`` are the biases of the first three. It stands in for the attention of torch's
-    encoder and decoder layers, which then do not take their fused inference path: it would read dense weights.
+    encoder and decoder layers, which then leave their fused inference path: it would read dense weights.
 
     Three differences to torch, all where torch gives no number or the wrong one:
 
@@ -147,7 +148,7 @@ class LowRankMultiheadAttention(nn.Module):
         init: Literal["random", "svd"] = "random",
         diagonal: bool = False,
     ) -> LowRankMultiheadAttention:
-        """Low-rank attention in the place of a stock one: same sizes, options, device, dtype, mode, frozen parts.
+        """Low-rank attention in the place of a stock one: same options, device, dtype, mode, frozen parts.
 
         Args:
             layer: stays as it is.
@@ -159,8 +160,8 @@ class LowRankMultiheadAttention(nn.Module):
         first = layer.out_proj.weight
         with quiet_ranks():
             new = cls(layer.embed_dim, layer.num_heads, rank, layer.dropout, layer.in_proj_bias is not None,
-                      layer.bias_k is not None, layer.add_zero_attn, layer.kdim, layer.vdim, layer.batch_first,
-                      first.device, first.dtype, diagonal=diagonal)  # fmt: skip
+                      layer.bias_k is not None, layer.add_zero_attn, layer.kdim, layer.vdim,
+                      layer.batch_first, first.device, first.dtype, diagonal=diagonal)  # fmt: skip
         for name, (weight, bias) in weights.items():
             own = getattr(new, name)
             if init == "svd":
@@ -229,7 +230,8 @@ class LowRankMultiheadAttention(nn.Module):
     @property
     def in_proj_bias(self) -> Tensor | None:
         """Biases of the three, ``(3 E,)``."""
-        biases = [p.bias for p in (self.q_proj, self.k_proj, self.v_proj) if p.bias is not None]
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
         return torch.cat(biases) if biases else None
 
     def forward(
@@ -251,7 +253,7 @@ class LowRankMultiheadAttention(nn.Module):
             value: the same with length ``S`` and size ``vdim``.
             key_padding_mask: ``(N, S)`` or ``(S,)``; ``True`` or ``-inf``: the key is left out.
             need_weights: give the attention weights too; without them a fused kernel does the work.
-            attn_mask: ``(L, S)`` or ``(N * heads, L, S)``; ``True`` or ``-inf``: this query leaves out this key.
+            attn_mask: ``(L, S)`` or ``(N * heads, L, S)``; ``True`` or ``-inf``: not this key for this query.
             average_attn_weights: over the heads.
             is_causal: a causal mask, unless ``attn_mask`` is given.
 
@@ -266,44 +268,62 @@ class LowRankMultiheadAttention(nn.Module):
             return self._nested(query, key, value, key_padding_mask, need_weights, attn_mask, is_causal), None
         batch, length, keys = self._sizes(query, key, value)
         check_masks(key_padding_mask, attn_mask, batch, self.num_heads, length, keys)
-        q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         rows_first = self.batch_first or batch is None
-        q, k, v = (self._split(x, rows_first) for x in (q, k, v))  # (N, heads, length, head_dim)
-        extra = []
-        if self.bias_k is not None and self.bias_v is not None:
-            extra.append((self.bias_k, self.bias_v))
-        if self.add_zero_attn:
-            extra.append((q.new_zeros(self.embed_dim), q.new_zeros(self.embed_dim)))
-        for row_k, row_v in extra:
-            shape = (q.shape[0], self.num_heads, 1, self.head_dim)
-            k = torch.cat([k, row_k.to(k.dtype).view(1, self.num_heads, 1, -1).expand(shape)], 2)
-            v = torch.cat([v, row_v.to(v.dtype).view(1, self.num_heads, 1, -1).expand(shape)], 2)
+        q, k, v = (self._split(x, rows_first) for x in self._projected(query, key, value))
+        k, v, extra = self._extended(k, v)
         causal = is_causal and attn_mask is None
-        kernel_masks = causal and key_padding_mask is None and not extra and not need_weights
-        own = (length, keys) if causal and not kernel_masks else None
-        mask = merge_masks(key_padding_mask, attn_mask, own, self.num_heads, q)
+        # the kernel's own causal mask needs no tensor, but knows neither padding nor appended keys
+        left_to_kernel = causal and key_padding_mask is None and not extra and not need_weights
+        future = (length, keys) if causal and not left_to_kernel else None
+        mask = merge_masks(key_padding_mask, attn_mask, future, self.num_heads, q)
         if mask is not None and extra:
-            mask = F.pad(mask, (0, len(extra)))
-        mask, dead = (None, None) if mask is None else fill_dead_rows(mask)
-        dropout = self.dropout if self.training else 0.0
-        weights = None
-        if need_weights:
-            scores = (q * math.sqrt(1 / self.head_dim)) @ k.mT
-            weights = F.softmax(scores if mask is None else scores + mask, -1)
-            if dead is not None:
-                weights = weights.masked_fill(dead, 0)
-            weights = F.dropout(weights, dropout)
-            context = weights @ v
-            weights = weights.mean(1) if average_attn_weights else weights
-        else:
-            context = F.scaled_dot_product_attention(q, k, v, mask, dropout, kernel_masks)
-            if dead is not None:
-                context = context.masked_fill(dead, 0)
+            mask = F.pad(mask, (0, extra))
+        context, weights = self._attended(q, k, v, mask, left_to_kernel, need_weights)
         context = context.transpose(1, 2) if rows_first else context.permute(2, 0, 1, 3)
         output = self.out_proj(context.flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
         if batch is None:
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output, weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Queries, keys and values, ``(..., E)`` each; inputs that are one tensor are projected together."""
+        if query is key is value:
+            return packed((self.q_proj, self.k_proj, self.v_proj), query)
+        if key is value:
+            return [self.q_proj(query), *packed((self.k_proj, self.v_proj), key)]
+        return [self.q_proj(query), self.k_proj(key), self.v_proj(value)]
+
+    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Keys and values with what ``add_bias_kv`` and ``add_zero_attn`` append, and how much that is."""
+        rows: list[tuple[Tensor, Tensor]] = []
+        if self.bias_k is not None and self.bias_v is not None:
+            rows.append((self.bias_k, self.bias_v))
+        if self.add_zero_attn:
+            zero = k.new_zeros(self.embed_dim)
+            rows.append((zero, zero))
+        for row_k, row_v in rows:
+            shape = (k.shape[0], self.num_heads, 1, self.head_dim)
+            k = torch.cat([k, row_k.to(k.dtype).view(1, self.num_heads, 1, -1).expand(shape)], 2)
+            v = torch.cat([v, row_v.to(v.dtype).view(1, self.num_heads, 1, -1).expand(shape)], 2)
+        return k, v, len(rows)
+
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Context ``(N, heads, L, head_dim)`` and, if needed, the weights ``(N, heads, L, S)``."""
+        dropout = self.dropout if self.training else 0.0
+        mask, dead = (None, None) if mask is None else fill_dead_rows(mask)
+        if not need_weights:
+            context = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+            return (context if dead is None else context.masked_fill(dead, 0)), None
+        scores = (q * math.sqrt(1 / self.head_dim)) @ k.mT
+        weights = F.softmax(scores if mask is None else scores + mask, -1)
+        if dead is not None:
+            weights = weights.masked_fill(dead, 0)
+        weights = F.dropout(weights, dropout)
+        return weights @ v, weights
 
     def _split(self, x: Tensor, rows_first: bool) -> Tensor:
         """Heads of one projection, ``(N, heads, length, head_dim)``."""
@@ -340,7 +360,7 @@ class LowRankMultiheadAttention(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor:
-        """Self-attention of sequences of unequal length, which torch's encoder hands on from a stock layer."""
+        """Self-attention of sequences of unequal length, as torch's encoder hands them on."""
         masked = key_padding_mask is not None or attn_mask is not None
         if masked or need_weights or is_causal or not (query is key is value and self.batch_first):
             raise ValueError(

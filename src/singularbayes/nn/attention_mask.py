@@ -1,4 +1,4 @@
-"""Masks of multi-head attention: checked against the inputs, then one float tensor that is added to the scores.
+"""Masks of multi-head attention: checked against the inputs, then one tensor that is added to the scores.
 
 In a mask ``-inf`` (or ``True`` in a boolean one) keeps a query from a key. A query without any key left would
 be a softmax over nothing, nan: :func:`fill_dead_rows` finds it.

@@ -1,4 +1,4 @@
-"""``y = A[ids] B^T``: an embedding table of rank at most ``rank``, of which only the looked-up rows are formed.
+"""``y = A[ids] B^T``: an embedding table of rank at most ``rank``; only looked-up rows are formed.
 
 References:
     arXiv 2602.00387, section 3 (embedding ``(V x d) = A B^T``; a batch needs ``O(|U| r + d r)`` numbers).
@@ -116,7 +116,7 @@ class LowRankEmbedding(nn.Module):
         init: Literal["random", "svd"] = "random",
         diagonal: bool = False,
     ) -> LowRankEmbedding:
-        """A low-rank table in the place of a stock one: same sizes, padding, device, dtype, mode, frozen parts.
+        """A low-rank table in the place of a stock one: same sizes, device, dtype, mode, freezing.
 
         A padding row that is not 0 (written by hand, or trained elsewhere) is a row like any other for
         ``init="svd"``: the new layer then has ``padding_idx=None``, so that nothing of the table is lost.

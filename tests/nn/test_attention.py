@@ -32,7 +32,7 @@ def attention(**settings) -> LowRankMultiheadAttention:
 def inputs(low: LowRankMultiheadAttention, batch=4, queries=5, keys=7, seed=0) -> list[torch.Tensor]:
     source = torch.Generator().manual_seed(seed)
     shapes = ((queries, 12), (keys, low.kdim), (keys, low.vdim))
-    scales = [torch.logspace(-1, 0.5, size) for _, size in shapes]  # badly scaled on purpose
+    scales = [torch.logspace(-1.5, 0, size) for _, size in shapes]  # badly scaled on purpose
     tensors = [torch.randn(batch, *shape, generator=source) * s for shape, s in zip(shapes, scales, strict=True)]
     tensors = [t if low.batch_first else t.transpose(0, 1) for t in tensors]
     return [t.to(low.q_proj.A.dtype).requires_grad_() for t in tensors]
@@ -83,10 +83,10 @@ def test_it_is_the_stock_layer_with_its_weights(batch_first, bias_kv, zero, size
             assert (got[1] is None) == (expected[1] is None) == (not weights)
             for a, b in zip(got, expected, strict=True):
                 if a is not None:
-                    torch.testing.assert_close(a, b, rtol=0, atol=10 * tolerance)
+                    torch.testing.assert_close(a, b, rtol=2 * tolerance, atol=2 * tolerance)
                     assert a.shape == b.shape
             for a, b in zip(*(gradients(out, (query, key, value)) for out in (got, expected)), strict=True):
-                torch.testing.assert_close(a, b, rtol=10 * tolerance, atol=100 * tolerance)
+                torch.testing.assert_close(a, b, rtol=10 * tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -283,8 +283,9 @@ def test_an_svd_start_at_full_rank_is_the_stock_layer(sizes, diagonal):
 
 
 def test_ranks_by_pattern_or_cut_to_narrow_matrices():
-    low = LowRankMultiheadAttention(12, 3, 4, kdim=2, vdim=30)
-    assert [p.rank for p in (low.q_proj, low.k_proj, low.v_proj, low.out_proj)] == [4, 2, 4, 4] or True
+    with pytest.warns(UserWarning, match=r"k_proj_weight: rank 2 saves no parameters for a 12 x 2 weight"):
+        low = LowRankMultiheadAttention(12, 3, 4, kdim=2, vdim=30)
+    assert [p.rank for p in (low.q_proj, low.k_proj, low.v_proj, low.out_proj)] == [4, 2, 4, 4]
     low = LowRankMultiheadAttention(12, 3, {"k_*": 1, "*_proj_weight": 3, "out*": 2})
     assert [p.rank for p in (low.q_proj, low.k_proj, low.v_proj, low.out_proj)] == [3, 1, 3, 2]
     with pytest.raises(ValueError, match=r"rank 13 is outside 1\.\.12"):
@@ -355,6 +356,7 @@ def test_autocast_and_low_precision_masks():
     torch.testing.assert_close(half.float(), plain, rtol=0.1, atol=0.3)
 
 
+@pytest.mark.usefixtures("unchecked")  # dynamo does not follow the checks of annotations
 def test_a_compiled_layer_has_the_same_numbers():
     low = attention(batch_first=True)
     x = inputs(low)[0].detach()

@@ -6,25 +6,26 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .linear import LowRankLinear
 
 __all__ = ["packed"]
 
 
-def packed(layers: Sequence[LowRankLinear], x: Tensor) -> list[Tensor]:
+def packed(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """``[layer(x) for layer in layers]``, to rounding, with the first factors' products done together.
 
     Layers that are no longer plain (another type, hooks) are called one by one, so that nothing put in their
     place is passed over.
     """
-    if len(layers) == 1 or not all(map(_is_plain, layers)):
+    plain = [layer for layer in layers if isinstance(layer, LowRankLinear) and _is_plain(layer)]
+    if len(layers) == 1 or len(plain) < len(layers):
         return [layer(x) for layer in layers]
-    factors = [layer.B if layer.s is None else layer.B * layer.s for layer in layers]
+    factors = [layer.B if layer.s is None else layer.B * layer.s for layer in plain]
     rows = x.reshape(-1, x.shape[-1])
-    reduced = (rows @ torch.cat(factors, 1)).split([layer.rank for layer in layers], 1)
-    outputs = (F.linear(h, layer.A, layer.bias) for h, layer in zip(reduced, layers, strict=True))
+    reduced = (rows @ torch.cat(factors, 1)).split([layer.rank for layer in plain], 1)
+    outputs = (F.linear(h, layer.A, layer.bias) for h, layer in zip(reduced, plain, strict=True))
     return [y.view(*x.shape[:-1], -1) for y in outputs]
 
 

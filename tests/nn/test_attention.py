@@ -33,7 +33,9 @@ def inputs(low: LowRankMultiheadAttention, batch=4, queries=5, keys=7, seed=0) -
     source = torch.Generator().manual_seed(seed)
     shapes = ((queries, 12), (keys, low.kdim), (keys, low.vdim))
     scales = [torch.logspace(-1.5, 0, size) for _, size in shapes]  # badly scaled on purpose
-    tensors = [torch.randn(batch, *shape, generator=source) * s for shape, s in zip(shapes, scales, strict=True)]
+    tensors = [
+        torch.randn(batch, *shape, generator=source) * s for shape, s in zip(shapes, scales, strict=True)
+    ]
     tensors = [t if low.batch_first else t.transpose(0, 1) for t in tensors]
     return [t.to(low.q_proj.A.dtype).requires_grad_() for t in tensors]
 
@@ -43,7 +45,10 @@ def by_hand(low, query, key, value, allowed=None):
     q, k, v = ((x.double() @ layer.weight.double().T + layer.bias.double())
                for x, layer in zip((query, key, value), (low.q_proj, low.k_proj, low.v_proj), strict=True))  # fmt: skip
     n, length, keys, d = len(q), q.shape[1], k.shape[1], low.head_dim
-    weights, context = torch.zeros(n, low.num_heads, length, keys).double(), torch.zeros(n, length, 12).double()
+    weights, context = (
+        torch.zeros(n, low.num_heads, length, keys).double(),
+        torch.zeros(n, length, 12).double(),
+    )
     for i, h, row in itertools.product(range(n), range(low.num_heads), range(length)):
         part = slice(h * d, (h + 1) * d)
         chosen = [j for j in range(keys) if allowed is None or allowed[i, h, row, j]]
@@ -96,7 +101,9 @@ def test_it_is_attention_worked_out_item_by_item(need_weights):
     allowed = torch.rand(4, 3, 5, 7, generator=torch.Generator().manual_seed(1)) < 0.6
     allowed[1, :, :, 4:] = False
     allowed[2, 0, 3] = False  # one head of one query sees nothing
-    output, weights = low(query, key, value, None, need_weights, ~allowed.flatten(0, 1), average_attn_weights=False)
+    output, weights = low(
+        query, key, value, None, need_weights, ~allowed.flatten(0, 1), average_attn_weights=False
+    )
     expected, expected_weights = by_hand(low, query, key, value, allowed)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     if need_weights:
@@ -168,7 +175,9 @@ def test_causal_is_a_mask_of_its_own_or_a_hint(need_weights, padded):
         for mask, hint in ((None, True), (future, True), (future, False)):  # torch raises for the first
             got = low(query, key, value, pad, need_weights, mask, is_causal=hint)[0]
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-        other = future.flip(0, 1)  # not causal: torch drops it for the hint's sake, without padding and weights
+        other = future.flip(
+            0, 1
+        )  # not causal: torch drops it for the hint's sake, without padding and weights
         got = low(query, key, value, pad, need_weights, other, is_causal=True)[0]
         truth = low(query, key, value, pad, True, other)[0]
         torch.testing.assert_close(got, truth, rtol=0, atol=1e-12)
@@ -303,7 +312,12 @@ def test_ranks_by_pattern_or_cut_to_narrow_matrices():
 @pytest.mark.parametrize(
     ("padding", "mask", "error", "message"),
     [
-        (torch.zeros(7, 4).bool(), None, ValueError, r"key_padding_mask has shape \(7, 4\), expected \(4, 7\)"),
+        (
+            torch.zeros(7, 4).bool(),
+            None,
+            ValueError,
+            r"key_padding_mask has shape \(7, 4\), expected \(4, 7\)",
+        ),
         (torch.zeros(4, 7).long(), None, TypeError, r"key_padding_mask must be boolean .* got torch\.int64"),
         (None, torch.zeros(7, 5), ValueError, r"\(7, 5\), expected \(5, 7\) or \(12, 5, 7\)"),
         (None, torch.zeros(4, 5, 7), ValueError, r"attn_mask has shape \(4, 5, 7\)"),

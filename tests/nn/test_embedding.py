@@ -175,7 +175,10 @@ def test_a_tied_head_has_the_logits_of_a_stock_tie():
 def test_a_tie_is_counted_copied_and_trained_once():
     network = Tied()
     assert Layout.of(network).belief == (13 + 9) * 3  # not twice
-    assert [slot.aliases for slot in Layout.of(network).slots] == [("table.A", "head.A"), ("table.B", "head.B")]
+    assert [slot.aliases for slot in Layout.of(network).slots] == [
+        ("table.A", "head.A"),
+        ("table.B", "head.B"),
+    ]
     for copied in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert copied.head.A is copied.table.A
     ids = torch.randint(13, (64, 4), generator=torch.Generator().manual_seed(0))

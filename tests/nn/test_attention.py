@@ -1,4 +1,4 @@
-"""LowRankMultiheadAttention against torch's layer with the materialised weights, alone and in torch's encoders."""
+"""LowRankMultiheadAttention against torch's layer with the materialised weights; masks; draws."""
 
 import copy
 import itertools
@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -41,9 +40,12 @@ def inputs(low: LowRankMultiheadAttention, batch=4, queries=5, keys=7, seed=0) -
 
 
 def by_hand(low, query, key, value, allowed=None):
-    """Output and weights ``(N, H, L, S)`` of batch-first inputs, one item, head and query at a time, float64."""
-    q, k, v = ((x.double() @ layer.weight.double().T + layer.bias.double())
-               for x, layer in zip((query, key, value), (low.q_proj, low.k_proj, low.v_proj), strict=True))  # fmt: skip
+    """Output and weights ``(N, H, L, S)`` of batch-first inputs, one item, head and query at a time."""
+    layers = (low.q_proj, low.k_proj, low.v_proj)
+    q, k, v = (
+        x.double() @ layer.weight.double().T + layer.bias.double()
+        for x, layer in zip((query, key, value), layers, strict=True)
+    )
     n, length, keys, d = len(q), q.shape[1], k.shape[1], low.head_dim
     weights, context = (
         torch.zeros(n, low.num_heads, length, keys).double(),

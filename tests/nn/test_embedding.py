@@ -93,6 +93,12 @@ def test_padding_gives_exactly_zero_in_every_draw_and_no_gradient():
     low(IDS).sum().backward()
     assert torch.count_nonzero(low.A.grad[0]) == 0
     assert torch.count_nonzero(low.A.grad[3]) == 3
+    with torch.no_grad():
+        low.A[0] = 1.0  # as a draw or an optimiser with momentum may leave it
+    assert torch.count_nonzero(low(IDS)[IDS == 0]) == 0
+    assert torch.count_nonzero(low.weight[0]) == 0
+    assert torch.count_nonzero(low.weight) == 12 * 9
+    torch.testing.assert_close(low.to_layer()(IDS), low(IDS), rtol=0, atol=1e-14)
 
 
 def test_padding_stays_zero_through_a_fit():

@@ -66,8 +66,14 @@ def test_an_encoder_is_the_stock_one_with_the_same_weights(kinds, norm_first, ba
     x, padding = inputs(batch_first)
     causal = nn.Transformer.generate_square_subsequent_mask(5)
     floats = torch.zeros(3, 5).masked_fill(padding, -torch.inf)
-    cases = [{}, {"src_key_padding_mask": padding}, {"mask": causal}, {"mask": causal, "is_causal": True},
-             {"mask": causal, "src_key_padding_mask": floats}, {"mask": torch.ones(5, 5).triu(1).bool()}]  # fmt: skip
+    cases = [
+        {},
+        {"src_key_padding_mask": padding},
+        {"mask": causal},
+        {"mask": causal, "is_causal": True},
+        {"mask": causal, "src_key_padding_mask": floats},
+        {"mask": torch.ones(5, 5).triu(1).bool()},
+    ]
     for training, masks, grad in itertools.product((True, False), cases, (True, False)):
         low.train(training)
         stock.train(training)
@@ -137,8 +143,11 @@ def test_encoder_and_decoder_are_the_stock_ones_with_the_same_weights(norm_first
     target = inputs(batch_first, seed=1)[0]
     causal = nn.Transformer.generate_square_subsequent_mask(5)
     floats = torch.zeros(3, 5).masked_fill(padding, -torch.inf)
-    cases = [{}, {"tgt_mask": causal, "tgt_is_causal": True},
-             {"tgt_mask": causal, "tgt_key_padding_mask": floats, "memory_key_padding_mask": padding}]  # fmt: skip
+    cases = [
+        {},
+        {"tgt_mask": causal, "tgt_is_causal": True},
+        {"tgt_mask": causal, "tgt_key_padding_mask": floats, "memory_key_padding_mask": padding},
+    ]
     for training, masks, grad in itertools.product((True, False), cases, (True, False)):
         outputs = []
         for network in (low, stock):
@@ -176,9 +185,7 @@ def test_draws_of_linear_layers_inside_a_stock_layer_are_used():
     assert type(low.self_attn) is nn.MultiheadAttention
     x = inputs(True)[0]
     draws = {n: p + 0.3 * torch.randn(4, *p.shape) for n, p in low.named_parameters()}
-    expected = []
-    for i in range(4):
-        expected.append(dense(copied(low, draws, i))(x))
+    expected = [dense(copied(low, draws, i))(x) for i in range(4)]
     with torch.no_grad():
         got = [functional_call(low, {n: t[i] for n, t in draws.items()}, (x,)) for i in range(4)]
     torch.testing.assert_close(torch.stack(got), torch.stack(expected), rtol=1e-5, atol=3e-6)

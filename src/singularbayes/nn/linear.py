@@ -204,7 +204,7 @@ class LowRankLinear(nn.Module):
             plain = x.dtype == self.A.dtype and not torch.is_autocast_enabled("cpu")
             if wide and plain and x.dim() == 2 and x.device.type == "cpu":
                 return _Product.apply(x, self.A, b, self.bias)
-            return F.linear(x @ b, self.A, self.bias)
+            return F.linear(F.linear(x, b.mT), self.A, self.bias)  # @ does not take nested tensors
         h = x @ b
         if self.bias is None:
             return h @ self.A.mT

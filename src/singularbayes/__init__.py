@@ -8,7 +8,7 @@ from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussi
 from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
 from .methods.training import Schedule, TrainingDiverged
 from .model import Model
-from .nn import factorize
+from .nn import factorize, merge
 from .posterior import Posterior, load
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
@@ -44,6 +44,7 @@ __all__ = [
     "evaluate",
     "factorize",
     "load",
+    "merge",
     "metrics",
     "nn",
     "scores",

@@ -23,6 +23,7 @@ from .distributions import StoredDraws
 from .functions import call, evaluate, way_for
 from .likelihoods import Likelihood
 from .model import takes_integers
+from .nn.merge import merge_own
 from .parameters import Layout
 from .predictive import Predictive
 from .random import generator
@@ -133,6 +134,32 @@ class Posterior:
         return Posterior(
             copy.deepcopy(self.network), atom, self.likelihood, self.layout, {**self.info, "at_mean": True}
         )
+
+    @torch.no_grad()
+    def merged(self, draw: Float[Tensor, "D"] | None = None) -> nn.Module:
+        """One function of the posterior as a network of stock layers, for deployment.
+
+        Its weights are the products of the factors, its state dict has torch's names: it loads into the
+        network as it was before ``factorize``, without this library. It gives what the network gives
+        (logits); the likelihood with its temperature and noise level stays here.
+
+        Args:
+            draw: a row of :meth:`draw`; by default the posterior's mean, as :meth:`at_mean`.
+
+        Returns:
+            A new network in eval mode, its parameters frozen as those of this posterior's network.
+
+        Raises:
+            ValueError: another shape of the row; the mean of separate networks (an ensemble); a draw that
+                holds dropout masks.
+        """
+        row = self.at_mean().distribution.mean if draw is None else draw
+        if tuple(row.shape) != (self.layout.size,):
+            raise ValueError(f"a draw is one row of {self.layout.size} numbers, got the shape "
+                             f"{tuple(row.shape)}; posterior.draw(1)[0] is one")  # fmt: skip
+        network = copy.deepcopy(self.network)
+        self.layout.write(network, row)
+        return merge_own(network)
 
     # Prediction
 

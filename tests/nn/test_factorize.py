@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import singularbayes as sb
 from singularbayes.nn import LowRankLinear
@@ -30,18 +31,6 @@ def ranks(network: nn.Module) -> dict[str, int]:
     return {
         n: m.rank for n, m in network.named_modules(remove_duplicate=False) if isinstance(m, LowRankLinear)
     }
-
-
-class TiedHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 12)
-        self.body = nn.Linear(12, 12)
-        self.head = nn.Linear(12, 20, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids):
-        return self.head(self.body(self.embedding(ids)))
 
 
 class Conv1D(nn.Module):
@@ -145,35 +134,6 @@ def test_a_root_linear_becomes_a_root_low_rank_layer():
     assert isinstance(sb.factorize(nn.Linear(30, 20), {"*": 4}), LowRankLinear)
 
 
-def test_a_tied_head_stays_tied_and_is_named():
-    low = sb.factorize(TiedHead(), 3)
-    assert low.head.weight is low.embedding.weight
-    assert isinstance(low.body, LowRankLinear)
-    assert reasons(low)["head"] == "its weight is tied to embedding.weight"
-    assert low.factorization.after == sum(p.numel() for p in low.parameters())
-    assert low(torch.tensor([[1, 2]])).shape == (1, 2, 20)
-
-
-def test_a_head_that_owns_the_tied_weight_names_the_embedding_too():
-    network = TiedHead()
-    order = nn.Module()
-    order.head, order.body, order.embedding = network.head, network.body, network.embedding
-    listed = reasons(sb.factorize(order, 3))
-    assert listed["head"] == "its weight is tied to embedding.weight"
-    assert listed["embedding"] == "tied to head.weight"
-
-
-def test_two_layers_with_one_weight_or_one_bias_stay():
-    network = mlp(12, 12, 12, 12)
-    network[2].weight = network[0].weight
-    assert reasons(sb.factorize(network, 3))["0"] == "its weight is tied to 2.weight"
-    network = mlp(12, 12, 12, 12)
-    network[2].bias = network[0].bias
-    low = sb.factorize(network, 3)
-    assert reasons(low)["2"] == "its bias is tied to 0.bias"
-    assert low[2].bias is low[0].bias
-
-
 @pytest.mark.parametrize("rank", [3, {"0": 3}, {"1": 3}, {"*": 3}, {"1": 3, "0": 5}])
 def test_a_layer_in_two_places_stays_one_layer_whatever_name_is_matched(rank):
     shared = nn.Linear(12, 12)
@@ -192,50 +152,52 @@ def test_a_block_in_two_places_stays_one_block():
     assert ranks(low) == {"0.0": 3, "1.0": 3}
 
 
-def test_a_shared_layer_that_is_tied_to_an_embedding_stays():
-    network = nn.Module()
-    network.embedding, network.one, network.body = nn.Embedding(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
-    network.one.weight = network.embedding.weight
-    network.two = network.one
-    low = sb.factorize(network, 3)
-    assert low.one is low.two
-    assert low.one.weight is low.embedding.weight
-    assert "tied to embedding.weight" in reasons(low)["one"]
-
-
 def test_layers_of_other_kinds_are_kept_and_named():
-    network = nn.Sequential(
+    # bayesian-torch's dnn_to_bnn leaves Embedding, GRU and Bilinear as they are and says nothing
+    kinds = [
         Conv1D(12, 12),
         nn.LayerNorm(12),
-        nn.GRU(12, 12),
+        nn.RNN(12, 12),
         nn.Bilinear(12, 12, 12),
-        Scaled(12, 12),
-        nn.Linear(12, 12),
-    )
-    low = sb.factorize(network, 3)
-    kinds = {c.name: c.layer for c in low.factorization.changes}
-    assert kinds == {
-        "0": "Conv1D",
-        "1": "LayerNorm",
-        "2": "GRU",
-        "3": "Bilinear",
-        "4": "Scaled",
-        "5": "Linear",
-    }
+        nn.ConvTranspose1d(12, 12, 3),
+        nn.EmbeddingBag(20, 12),
+        nn.GRUCell(12, 12),
+    ]
+    low = sb.factorize(nn.Sequential(*kinds, Scaled(12, 12), nn.Linear(12, 12)), 3)
     listed = reasons(low)
-    assert {listed[name] for name in "0123"} == {"only nn.Linear layers are factorised"}
-    assert "Scaled is a subclass of nn.Linear" in listed["4"]
-    assert ranks(low) == {"5": 3}
+    for i, layer in enumerate(kinds):
+        assert listed[str(i)] == f"{type(layer).__name__} has no low-rank form"
+        assert type(low[i]) is type(layer)
+    assert listed["7"] == "Scaled is a subclass of nn.Linear, whose forward may be its own"
+    assert ranks(low) == {"8": 3}
 
 
-def test_multihead_attention_is_kept_with_its_reason_and_the_rest_converted():
-    network = nn.TransformerDecoderLayer(12, 2, dim_feedforward=24, batch_first=True)
-    low = sb.factorize(network, 3)
-    assert "nn.MultiheadAttention, which reads the weight itself" in reasons(low)["self_attn.out_proj"]
-    assert ranks(low) == {"linear1": 3, "linear2": 3}
-    assert low(torch.randn(2, 3, 12), torch.randn(2, 4, 12)).shape == (2, 3, 12)
-    stock = nn.Sequential(nn.TransformerEncoderLayer(12, 2, dim_feedforward=24), nn.Linear(12, 12))
-    assert "fast path reads the weight itself" in reasons(sb.factorize(stock, 3))["0.linear1"]
+def test_a_layer_that_holds_more_or_had_its_forward_replaced_stays():
+    network = mlp(12, 12, 12, 12)
+    network[0].register_buffer("mask", torch.ones(12))
+    network[2].forward = lambda x: x
+    listed = reasons(sb.factorize(network, 3))
+    assert listed["0"] == "it holds more than a Linear does: mask"
+    assert listed["2"] == "its forward was replaced"
+    network = nn.Sequential(nn.LSTM(4, 5, proj_size=3), nn.Conv1d(8, 8, 3, groups=8), nn.Linear(12, 12))
+    listed = reasons(sb.factorize(network, 3))
+    assert "proj_size" in listed["0"]
+    assert "depthwise" in listed["1"]
+
+
+def test_a_weight_that_a_hook_computes_stays_and_one_that_cannot_be_copied_is_refused_by_name():
+    network = mlp(12, 12, 12)
+    with torch.no_grad():
+        prune.identity(network[0], "weight")
+    assert "a hook computes it" in reasons(sb.factorize(network, 3))["0"]
+    network(torch.ones(1, 12))  # the hook writes a weight with a gradient
+    with pytest.raises(ValueError, match=r"0\.weight is computed by a hook"):
+        sb.factorize(network, 3)
+
+
+def test_weights_that_are_not_real_stay():
+    network = nn.Sequential(nn.Linear(12, 12, dtype=torch.complex64), nn.Linear(12, 12))
+    assert "complex64" in reasons(sb.factorize(network, 3))["0"]
 
 
 def test_a_parametrised_layer_a_hooked_one_and_a_frozen_one_stay():
@@ -288,7 +250,7 @@ def test_ranks_by_pattern_are_checked_against_each_layer():
     network = mlp(44, 64, 64, 10)
     with pytest.raises(ValueError, match=r"4: rank 16 is outside 1\.\.10"):
         sb.factorize(network, {"*": 16})
-    with pytest.warns(UserWarning, match="2: rank 32 saves no parameters"):
+    with pytest.warns(UserWarning, match="saves no parameters in 2;"):
         sb.factorize(network, {"2": 32})
     assert ranks(sb.factorize(network, {"2": 4, "[02]": 8})) == {
         "0": 8,
@@ -300,20 +262,28 @@ def test_ranks_by_pattern_are_checked_against_each_layer():
     ("pattern", "message"),
     [
         ("bodi", "nearest names: body"),
-        ("head", "head stays: its weight is tied"),
-        ("embedding", "embedding is a Embedding"),
+        ("norm", "norm stays: LayerNorm has no low-rank form"),
+        ("block", r"block is a Sequential, which holds block\.0: block\.\* matches what is inside"),
+        ("rnn.weight_ih_l3", r"nearest names: rnn\.weight_ih_l0"),
     ],
 )
-def test_a_pattern_without_a_hit_says_why(pattern, message):
+@pytest.mark.parametrize("argument", ["rank", "layers"])
+def test_a_pattern_without_a_hit_says_why(pattern, message, argument):
+    network = nn.Module()
+    network.body, network.norm = nn.Linear(12, 12), nn.LayerNorm(12)
+    network.block, network.rnn = nn.Sequential(nn.Linear(12, 12)), nn.LSTM(12, 12)
+    rank, layers = ({"body": 2, pattern: 2}, "*") if argument == "rank" else (2, ["body", pattern])
     with pytest.raises(ValueError, match=message):
-        sb.factorize(TiedHead(), {pattern: 2})
+        sb.factorize(network, rank, layers=layers)
 
 
 def test_networks_without_a_layer_to_factorise_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match="it has none at all"):
+    with pytest.raises(ValueError, match="root: Conv1D has no low-rank form"):
         sb.factorize(Conv1D(3, 4), 2)
     with pytest.raises(ValueError, match="root: Scaled is a subclass"):
         sb.factorize(Scaled(12, 12), 2)
+    with pytest.raises(ValueError, match="it has no parameters"):
+        sb.factorize(nn.ReLU(), 2)
     with pytest.raises(ValueError, match="at least one pattern"):
         sb.factorize(mlp(4, 4), {})
 

@@ -3,13 +3,19 @@
 from .attention import LowRankMultiheadAttention
 from .convolution import LowRankConv1d, LowRankConv2d, LowRankConv3d
 from .embedding import LowRankEmbedding
-from .factorize import Factorization, factorize
+from .factorize import factorize
 from .linear import LowRankLinear
 from .masks import MaskedDropout
+from .merge import merge
+from .plan import plan
+from .rank_choice import Energy
 from .rank_one import RankOneLayers, RankOneLinear, rank_one
 from .recurrent import LowRankGRU, LowRankLSTM
+from .table import Factorization
+from .transposed import LowRankTransposedLinear
 
 __all__ = [
+    "Energy",
     "Factorization",
     "LowRankConv1d",
     "LowRankConv2d",
@@ -19,9 +25,12 @@ __all__ = [
     "LowRankLSTM",
     "LowRankLinear",
     "LowRankMultiheadAttention",
+    "LowRankTransposedLinear",
     "MaskedDropout",
     "RankOneLayers",
     "RankOneLinear",
     "factorize",
+    "merge",
+    "plan",
     "rank_one",
 ]

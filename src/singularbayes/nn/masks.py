@@ -43,5 +43,17 @@ class MaskedDropout(nn.Module):
             )
         return x * self.mask
 
+    def to_layer(self) -> nn.Dropout:
+        """Torch's dropout, whose evaluation mode is a mask of ones.
+
+        Raises:
+            ValueError: another mask: no stock layer multiplies by it.
+        """
+        if not bool((self.mask == 1).all()):
+            raise ValueError(
+                "a draw of dropout masks is no stock layer's; merge the posterior at its mean instead"
+            )
+        return nn.Dropout(self.p).train(self.training)
+
     def extra_repr(self) -> str:
         return f"shape={tuple(self.mask.shape)}, p={self.p}"

@@ -1,0 +1,117 @@
+"""The inverse of ``factorize``: stock layers that hold the weights which the factors stand for.
+
+    weight = A diag(s) B^T,   formed once
+
+The result needs nothing of this library: its state dict has torch's names and loads into the network as it
+was before ``factorize``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..random import forked
+from .conversion import refuse
+from .embedding import LowRankEmbedding
+from .factorize import put
+from .linear import LowRankLinear
+from .pretrained import weight_ties
+
+__all__ = ["Mergeable", "merge", "merge_own"]
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """A belief about a network that can be put into stock layers: a ``Posterior``."""
+
+    def merged(self, draw: Float[Tensor, "D"] | None = None) -> nn.Module:
+        """One of its functions as a network of stock layers."""
+        ...
+
+
+def merge(source: nn.Module | Mergeable, draw: Float[Tensor, "D"] | None = None) -> nn.Module:
+    """A copy of a network with stock layers in the place of low-rank ones; the original is untouched.
+
+    Ties come back: layers that share their factors share the weight. A network without low-rank layers is
+    copied. A posterior is merged at its mean, or at one draw.
+
+    Args:
+        source: any module (a bare layer works too), or a posterior.
+        draw: of a posterior, a row of ``posterior.draw(n)``; see :meth:`.Posterior.merged`.
+
+    Raises:
+        TypeError: neither a module nor a posterior.
+        ValueError: a compiled network, a low-rank layer with hooks (they would be lost), a draw beside a
+            network, a draw of dropout masks, which no stock layer does.
+
+    Example:
+        >>> low = LowRankLinear(20, 10, rank=3)
+        >>> merge(low), torch.equal(merge(low).weight, low.weight)
+        (Linear(in_features=20, out_features=10, bias=True), True)
+    """
+    if isinstance(source, nn.Module):
+        if draw is not None:
+            raise ValueError("a draw belongs to a posterior: merge(posterior, draw)")
+        refuse(source)
+        _refuse_hooks(source)
+        return merge_own(copy.deepcopy(source))
+    if isinstance(source, Mergeable):
+        return source.merged(draw)
+    raise TypeError(f"merge takes a network or a posterior, got {type(source).__name__}")
+
+
+def _refuse_hooks(network: nn.Module) -> None:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for name, module in network.named_modules():
+        if hasattr(module, "to_layer") and any(getattr(module, kind) for kind in kinds):
+            raise ValueError(f"{name or 'the network'} has hooks, which the stock layer would lose; remove "
+                             f"them first")  # fmt: skip
+
+
+def merge_own(network: nn.Module) -> nn.Module:
+    """:func:`merge` in place, for a network that is nobody else's; gives the network."""
+    found: dict[int, list[str]] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
+        if hasattr(module, "to_layer"):
+            found.setdefault(id(module), []).append(name)
+    modules = [(names, network.get_submodule(names[0])) for names in found.values()]
+    inside = {id(part) for _, module in modules for part in module.modules() if part is not module}
+    weights: dict[Any, nn.Parameter] = {}
+    with forked(0, "merge"):  # torch's constructors draw, for nothing
+        for names, low in modules:
+            if id(low) in inside:
+                continue
+            stock = low.to_layer()  # type: ignore[operator]
+            _restore_ties(low, stock, weights)
+            network = put(network, names, stock)
+    for module in network.modules():
+        for note in ("factorization", "rank_one_layers"):  # of what was put in, no longer true
+            vars(module).pop(note, None)
+    weight_ties(network)
+    return network
+
+
+def _restore_ties(low: nn.Module, stock: nn.Module, weights: dict[Any, nn.Parameter]) -> None:
+    """One weight for layers that share their factors; biases stay the parameters that they are."""
+    held = dict(low.named_parameters())
+    for name, _ in list(stock.named_parameters()):
+        if name in held:
+            path, _, leaf = name.rpartition(".")
+            setattr(stock.get_submodule(path), leaf, held[name])
+    if "weight" in dict(stock.named_parameters(recurse=False)) and {"A", "B"} <= held.keys():
+        kind = LowRankLinear if type(low) is LowRankEmbedding else type(low)
+        key = (kind, *(id(held[factor]) for factor in ("A", "B", "s") if factor in held))
+        weight = weights.setdefault(key, stock.weight)  # type: ignore[arg-type]
+        if torch.equal(weight, _tensor(stock.weight)):  # else each does what it did, and the tie is lost
+            stock.weight = weight
+
+
+def _tensor(value: Tensor | nn.Module) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"expected a weight, got {type(value).__name__}")
+    return value

@@ -1,0 +1,289 @@
+"""``plan``: what ``factorize`` would do to a network, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ..random import forked
+from .conversion import PART_OF_ATTENTION, Network, Place, dense, refuse, share_factors, trial
+from .rank_choice import Energy, Rank, matches, matrix_names, nearest, ranks_of
+from .table import Factorization, LayerChange
+
+__all__ = ["Layers", "Plan", "Unit", "plan", "prepare"]
+
+Layers = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers that are replaced together: one, or several that share their weight."""
+
+    places: tuple[Place, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of all its layers."""
+        return tuple(name for place in self.places for name in place.names)
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Sizes ``(m, n)`` of its matrices, by torch's names."""
+        first = self.places[0]
+        return first.structure.matrices(first.module)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be replaced, at which ranks, and the list of it.
+
+    Args:
+        units: by the first name of their first layer.
+        ranks: of each unit's matrices.
+        owners: all names of every distinct parameter, by its identity.
+        factorization: the list.
+        wasted: layers, or matrices of them, that their rank makes no smaller.
+    """
+
+    units: Mapping[str, Unit]
+    ranks: Mapping[str, Mapping[str, int]]
+    owners: Mapping[int, Sequence[str]]
+    factorization: Factorization
+    wasted: tuple[str, ...]
+
+
+def plan(
+    network: nn.Module,
+    rank: Rank,
+    *,
+    layers: Layers = "*",
+    init: Literal["random", "svd"] = "random",
+    diagonal: bool = False,
+    only_where_smaller: bool = False,
+) -> Factorization:
+    """What ``sb.factorize`` would do with these arguments: the list that it prints, and nothing else.
+
+    Arguments and errors are those of ``factorize``. A network on the "meta" device can be planned too.
+
+    Example:
+        >>> print(plan(nn.Sequential(nn.Linear(44, 128), nn.ReLU(), nn.Linear(128, 2)), {"0": 15}))
+        layer  kind    shape     rank  before  after
+        0      Linear  128 x 44  15     5,760  2,708
+        2      Linear  2 x 128   kept     258    258  no rank pattern matches
+        total                           6,018  2,966
+    """
+    return prepare(network, rank, layers, init, diagonal, only_where_smaller).factorization
+
+
+def prepare(
+    network: nn.Module, rank: Rank, layers: Layers, init: str, diagonal: bool, only_where_smaller: bool
+) -> Plan:
+    """All checks, before any work; see ``factorize``."""
+    refuse(network)
+    if init not in ("random", "svd"):
+        raise ValueError(f"init must be 'random' or 'svd', got {init!r}")
+    with forked(0, "plan"):  # layers without values draw nothing, but torch does not promise that
+        known = Network(network, random=init == "random")
+        reasons = {key: place.reason for key, place in known.places.items() if place.reason}
+        units = _units(known, reasons)
+        if not units:
+            raise ValueError(f"the network has no layer that can be factorised; {_why_none(known, reasons)}")
+        units = _within(layers, units, known, reasons)
+        ranks = ranks_of(rank, units, lambda key, matrix: _values(units[key], matrix),
+                         lambda pattern: _why_no_hit(pattern, known, units, reasons))  # fmt: skip
+        for key, unit in units.items():
+            if key not in ranks:
+                _keep(unit, reasons, "no rank pattern matches")
+            elif only_where_smaller and not _smaller(unit, ranks[key], diagonal):
+                _keep(unit, reasons, f"no smaller at rank {', '.join(map(str, ranks.pop(key).values()))}")
+        units = {key: unit for key, unit in units.items() if key in ranks}
+        if init == "svd":
+            for unit in units.values():
+                for matrix in unit.matrices:
+                    _values(unit, matrix)
+        wasted = {key: _wasted(unit, ranks[key], diagonal) for key, unit in units.items()}
+        changes = _changes(known, units, ranks, reasons, wasted, None if isinstance(rank, Mapping) else rank,
+                           diagonal)  # fmt: skip
+    flat = tuple(_full(key, x, units[key]) for key, each in wasted.items() for x in each)
+    return Plan(units, ranks, known.owners, Factorization(changes), flat)
+
+
+def _full(key: str, matrix: str, unit: Unit) -> str:
+    """A matrix's name for a message: the layer's where it has only one."""
+    return (key or "root") if len(unit.matrices) == 1 else f"{key}.{matrix}".lstrip(".")
+
+
+def _keep(unit: Unit, reasons: dict[str, str], reason: str) -> None:
+    reasons.update({place.key: reason for place in unit.places})
+
+
+def _units(known: Network, reasons: dict[str, str]) -> dict[str, Unit]:
+    """What can be replaced; adds to ``reasons`` the layers that a tie holds."""
+    free = {key: place for key, place in known.places.items() if place.structure and not place.reason}
+    partners = {key: _partners(known, place, free) for key, place in free.items()}
+    for key, found in partners.items():
+        if isinstance(found, str):
+            reasons[key] = f"its weight is tied to {found}, which stays"
+    units: dict[str, Unit] = {}
+    done: set[str] = set()
+    for key, found in partners.items():
+        if isinstance(found, str) or key in done:
+            continue
+        group = (free[key], *(free[other] for other in found))
+        done |= {place.key for place in group}
+        units[key] = Unit(group)
+    return units
+
+
+def _partners(known: Network, place: Place, free: Mapping[str, Place]) -> list[str] | str:
+    """Layers that hold the same weight and can share its factors, or the name where it stands that cannot."""
+    weight = dict(place.module.named_parameters(recurse=False)).get("weight")
+    found = []
+    for name in [] if weight is None else known.elsewhere(place.names, "weight", weight):
+        path, _, leaf = name.rpartition(".")
+        key = known.first[id(known.modules[path])]
+        other = free.get(key)
+        if other is None or leaf != "weight" or not share_factors(place.structure, other.structure):
+            return name
+        if key not in found:
+            found.append(key)
+    return found
+
+
+def _within(
+    layers: Layers, units: Mapping[str, Unit], known: Network, reasons: dict[str, str]
+) -> dict[str, Unit]:
+    """The units that a pattern of ``layers`` matches; adds the others to ``reasons``."""
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"layers must be a pattern of names, or several, got {layers!r}")
+    for pattern in patterns:
+        if not any(matches(pattern, unit.names) for unit in units.values()):
+            raise ValueError(f"layers pattern {pattern!r} matches no layer that can be factorised; "
+                             f"{_why_no_hit(pattern, known, units, reasons)}")  # fmt: skip
+    chosen = {}
+    for key, unit in units.items():
+        if any(matches(pattern, unit.names) for pattern in patterns):
+            chosen[key] = unit
+        else:
+            _keep(unit, reasons, "no pattern of layers matches")
+    return chosen
+
+
+def _values(unit: Unit, matrix: str) -> Tensor:
+    """The present values of a matrix, to take singular values of."""
+    place = unit.places[0]
+    values = dense(place.module, matrix).detach()
+    where = _full(place.key, matrix, unit)
+    if values.is_meta:
+        raise ValueError(f"{where} has no values (it is on the meta device); load them first")
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"{where} has values that are not finite: it has no singular values; "
+                         f"init='random' with ranks by number needs none")  # fmt: skip
+    return values
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _why_none(known: Network, reasons: Mapping[str, str]) -> str:
+    holding = [
+        key for key, place in known.places.items() if any(True for _ in place.module.parameters(False))
+    ]
+    return "; ".join(f"{key or 'root'}: {reasons[key]}" for key in holding[:5]) or "it has no parameters"
+
+
+def _why_no_hit(pattern: str, known: Network, units: Mapping[str, Unit], reasons: Mapping[str, str]) -> str:
+    for key, reason in reasons.items():
+        place = known.places[key]
+        if matches(pattern, place.names) and _holds_parameters(place.module):
+            return f"{key or 'the network itself'} stays: {reason}"
+    for name, module in known.modules.items():
+        if name and matches(pattern, [name]):
+            inner = [other for unit in units.values() for other in unit.names if other.startswith(f"{name}.")]
+            below = f", which holds {inner[0]}: {name}.* matches what is inside" if inner else ""
+            return f"{name} is a {type(module).__name__}{below}"
+    known_names = [x for unit in units.values() for x in unit.names]
+    known_names += [full for unit in units.values() if len(unit.matrices) > 1 for x in unit.matrices
+                    for full in matrix_names(unit, x)[len(unit.names):]]  # fmt: skip
+    return nearest(pattern, known_names)
+
+
+def _smaller(unit: Unit, ranks: Mapping[str, int], diagonal: bool) -> bool:
+    place = unit.places[0]
+    low = trial(place.structure, place.module, ranks, diagonal)
+    return _size(low) < _size(place.module)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _wasted(unit: Unit, ranks: Mapping[str, int], diagonal: bool) -> list[str]:
+    return [x for x, (m, n) in unit.matrices.items() if ranks[x] * (m + n + diagonal) >= m * n]
+
+
+def _changes(
+    known: Network,
+    units: Mapping[str, Unit],
+    ranks: Mapping[str, Mapping[str, int]],
+    reasons: Mapping[str, str],
+    wasted: Mapping[str, Sequence[str]],
+    asked: int | Energy | None,
+    diagonal: bool,
+) -> tuple[LayerChange, ...]:
+    unit_of = {place.key: key for key, unit in units.items() for place in unit.places}
+    changes: list[LayerChange] = []
+    seen: set[int] = set()
+    for name, module in known.modules.items():
+        key = known.first[id(module)]
+        if key != name or known.inside.get(key) in unit_of:
+            continue
+        replaced = key in unit_of
+        parameters = dict(module.named_parameters(recurse=replaced))
+        fresh = {leaf: p.numel() for leaf, p in parameters.items() if id(p) not in seen}
+        seen |= {id(p) for p in parameters.values()}
+        if not parameters:
+            continue
+        place = known.places.get(key) or Place((key,), module, None, "")
+        also = f"also at {', '.join(place.names[1:])}" if len(place.names) > 1 else ""
+        if replaced:
+            unit = units[unit_of[key]]
+            own = ranks[unit_of[key]]
+            low = trial(place.structure, module, own, diagonal)
+            first = unit.places[0].key == key
+            after = sum(p.numel() if leaf not in parameters else fresh.get(leaf, 0)
+                        for leaf, p in low.named_parameters() if leaf in parameters or first)  # fmt: skip
+            notes = _notes(unit, own, wasted[unit_of[key]], asked) if first else (
+                f"shares its factors with {unit.places[0].key}",)  # fmt: skip
+            note = ", ".join(filter(None, (*notes, also)))
+            changes.append(LayerChange(key, type(module).__name__, unit.matrices, dict(own),
+                                       sum(fresh.values()), after, note))  # fmt: skip
+            continue
+        why = reasons.get(key) or PART_OF_ATTENTION
+        leaf, parameter = next(iter(parameters.items()))
+        if not fresh and place.structure is None:
+            why = f"tied to {known.owners[id(parameter)][0]}"
+        shapes = {leaf: tuple(parameter.shape)}
+        count = sum(fresh.values())
+        note = ", ".join(filter(None, (why, also)))
+        changes.append(LayerChange(key, type(module).__name__, shapes, {}, count, count, note))
+    return tuple(changes)
+
+
+def _notes(
+    unit: Unit, ranks: Mapping[str, int], wasted: Sequence[str], asked: int | Energy | None
+) -> tuple[str, ...]:
+    """Where one rank for all was cut, and where it saves nothing."""
+    single = len(unit.matrices) == 1
+    cut = [x for x, r in ranks.items() if asked is not None and not isinstance(asked, Energy) and r < asked]
+    notes = []
+    if cut:
+        notes.append(f"cut from {asked}" if single else f"cut from {asked} in {', '.join(cut)}")
+    if wasted:
+        notes.append("saves nothing at this rank" if single else f"saves nothing in {', '.join(wasted)}")
+    return tuple(notes)

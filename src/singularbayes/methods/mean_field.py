@@ -23,20 +23,23 @@ from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standard_laplace_
 from ..divergence import KL, Family, bound_gradient, has_closed_form, log_density
 from ..divergence import bound as kl_bound
 from ..model import BlockPrior, Model
+from ..parameters import Slot
 from ..posterior import Posterior
 from ..priors import ScaleMixture
 from .learner import Bound, adam
+from .rows import Table, find_tables, watch
 from .training import Training, fit_learner
 
 __all__ = ["MeanField"]
 
 _NO_WIDTH = 1e-4
+_CHUNK = 2**17
 
 
 def inverse_softplus(std: Tensor) -> Tensor:
@@ -58,6 +61,23 @@ def initial_scales(model: Model, start: Tensor, relative: float) -> Tensor:
             own = max(value for name, value in rms.items() if name.rpartition(".")[0] == module) or 1.0
         scales[slot.start : slot.stop] = relative * own
     return scales
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbouring entries of the belief that a step treats alike.
+
+    Attributes:
+        block: the entries.
+        prior: their prior as the model has it; ``block`` holds all its entries if it is learned.
+        kl: estimator of their KL.
+        table: the embedding table that they are, if its rows are drawn when looked up.
+    """
+
+    block: slice
+    prior: BlockPrior
+    kl: KL
+    table: Table | None = None
 
 
 class MeanFieldLearner:
@@ -83,60 +103,102 @@ class MeanFieldLearner:
         )
         self.g, self.g_rho = gradient[: self.beliefs], gradient[self.trained : self.trained + self.beliefs]
         self.weights = bound.w[: self.beliefs]
-        self.noise = torch.empty_like(self.mean)
+        self.noise = torch.zeros_like(self.mean)
         self.sigma = positive(self.rho)
-        self.estimators = [
-            (block, prior, method.estimator(prior)) for block, prior in bound.model.prior_blocks
-        ]
+        self.stretches = self._stretches()
+        self.tables = [stretch.table for stretch in self.stretches if stretch.table is not None]
+        # drawn before every step, in one call where they touch
+        self.drawn = _joined([stretch.block for stretch in self.stretches if stretch.table is None])
+
+    def _stretches(self) -> list[Stretch]:
+        """The prior's blocks, embedding tables cut out of them."""
+        slots = self.bound.layout.of_kind("belief")
+        tables = {} if self.method.compile else find_tables(self.bound.network, slots)
+        found: list[Stretch] = []
+        for block, prior in self.bound.model.prior_blocks:
+            start, kl, table_kl = (
+                block.start,
+                self.method.estimator(prior),
+                self.method.table_estimator(prior),
+            )
+            for slot in slots:
+                if slot.name not in tables or not block.start <= slot.start < block.stop:
+                    continue
+                if table_kl is KL.MONTE_CARLO:  # it needs a draw of every row
+                    continue
+                if start < slot.start:
+                    found.append(Stretch(slice(start, slot.start), prior, kl))
+                found.append(
+                    Stretch(slice(slot.start, slot.stop), prior, table_kl, self._table(slot, tables))
+                )
+                start = slot.stop
+            if start < block.stop:
+                found.append(Stretch(slice(start, block.stop), prior, kl))
+        return found
+
+    def _table(self, slot: Slot, tables: dict[str, tuple[nn.Module, str]]) -> Table:
+        flat = (self.mean, self.sigma, self.noise, self.weights)
+        mean, sigma, noise, weights = (t[slot.start : slot.stop].view(slot.shape) for t in flat)
+        table = Table(mean, sigma, noise, weights, self._fill)
+        watch(*tables[slot.name], table)
+        return table
+
+    def _fill(self, noise: Tensor, generator: torch.Generator) -> None:
+        if self.family is Family.GAUSSIAN:
+            noise.normal_(generator=generator)
+        else:
+            standard_laplace_(noise, generator)
 
     def _prior_numbers(self, vector: Tensor, number: int) -> Tensor:
         start = self.trained + self.beliefs + 3 * number
         return vector[start : start + 3]
 
-    def _priors(self) -> list[tuple[slice, BlockPrior, KL]]:
-        """The blocks with their priors as they stand now."""
-        if not self.learned:
-            return self.estimators
-        current = {
-            block.start: prior.with_unconstrained(self._prior_numbers(self.vector, i))
-            for i, (block, prior) in enumerate(self.learned)
-        }
-        return [(block, current.get(block.start, prior), kl) for block, prior, kl in self.estimators]
+    def _prior(self, stretch: Stretch) -> BlockPrior:
+        """A stretch's prior as it stands now."""
+        if not _is_learned(stretch.prior):
+            return stretch.prior
+        return stretch.prior.with_unconstrained(self._prior_numbers(self.vector, self._number(stretch)))
+
+    def _number(self, stretch: Stretch) -> int:
+        return [block.start for block, _ in self.learned].index(stretch.block.start)
 
     @torch.no_grad()
     def draw(self, noise: torch.Generator) -> None:
-        if self.family is Family.GAUSSIAN:
-            self.noise.normal_(generator=noise)
-        else:
-            standard_laplace_(self.noise, noise)
-        self.sigma = positive(self.rho)
-        torch.addcmul(self.mean, self.sigma, self.noise, out=self.weights)
+        self.sigma.copy_(positive(self.rho))
+        for block in self.drawn:
+            self._fill(self.noise[block], noise)
+            torch.addcmul(self.mean[block], self.sigma[block], self.noise[block], out=self.weights[block])
+        for table in self.tables:
+            table.begin(noise)
         if self.trained > self.beliefs:
             self.bound.w[self.beliefs :].copy_(self.vector[self.beliefs : self.trained])
 
     @torch.no_grad()
     def finish(self, weight: float, progress: float) -> None:
         weight *= self.method.warm_up(progress)
-        slope = self.sigma.neg().expm1_()  # -(1 - exp(-sigma)), minus the derivative of softplus
-        if weight == 0:
-            torch.mul(self.g, self.noise, out=self.g_rho).mul_(slope).neg_()
-            return
-        for block, prior, kl in self._priors():
-            self._finish_block(block, prior, kl, weight, slope)
-            if _is_learned(prior):
-                number = [b.start for b, _ in self.learned].index(block.start)
-                pull = prior.unconstrained_gradient(self.weights[block]).mul_(weight)
-                self._prior_numbers(self.gradient, number).copy_(pull)
+        for table in self.tables:
+            table.end()
+        for stretch in self.stretches:
+            prior = self._prior(stretch)
+            if weight and _is_learned(prior):
+                pull = prior.unconstrained_gradient(self.weights[stretch.block]).mul_(weight)
+                self._prior_numbers(self.gradient, self._number(stretch)).copy_(pull)
+            start, stop = stretch.block.start, stretch.block.stop
+            for first in range(start, stop, _CHUNK):  # what it needs on the way stays in the cache
+                self._finish(slice(first, min(first + _CHUNK, stop)), prior, stretch.kl, weight)
 
-    def _finish_block(self, block: slice, prior: BlockPrior, kl: KL, weight: float, slope: Tensor) -> None:
-        g, g_rho, sigma, slope = self.g[block], self.g_rho[block], self.sigma[block], slope[block]
-        if kl is KL.MONTE_CARLO:
-            g.add_(prior.negative_score(self.weights[block]), alpha=weight)
-            torch.mul(g, self.noise[block], out=g_rho).mul_(slope).neg_().addcdiv_(slope, sigma, value=weight)
-            return
-        by_mean, by_scale = bound_gradient(self.family, prior, self.mean[block], sigma)
-        torch.mul(g, self.noise[block], out=g_rho).add_(by_scale, alpha=weight).mul_(slope).neg_()
-        g.add_(by_mean, alpha=weight)
+    def _finish(self, part: slice, prior: BlockPrior, kl: KL, weight: float) -> None:
+        g, g_rho, sigma, noise = self.g[part], self.g_rho[part], self.sigma[part], self.noise[part]
+        if weight and kl is KL.MONTE_CARLO:
+            g.add_(prior.negative_score(self.weights[part]), alpha=weight)
+        torch.mul(g, noise, out=g_rho)
+        if weight and kl is KL.MONTE_CARLO:
+            g_rho.sub_(sigma.reciprocal(), alpha=weight)
+        elif weight:
+            by_mean, by_scale = bound_gradient(self.family, prior, self.mean[part], sigma)
+            g_rho.add_(by_scale, alpha=weight)
+            g.add_(by_mean, alpha=weight)
+        g_rho.mul_(self.rho[part].sigmoid())  # 1 - exp(-sigma), the derivative of softplus
 
     def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         return adam(self.vector, learning_rate)
@@ -146,9 +208,10 @@ class MeanFieldLearner:
         """KL in nats: exact or the bound, or one draw's estimate, as training has it; summed in float64."""
         sigma = positive(self.rho)
         total = 0.0
-        for block, prior, kl in self._priors():
+        for stretch in self.stretches:
+            block, prior = stretch.block, self._prior(stretch)
             mean, scale = self.mean[block].double(), sigma[block].double()
-            if kl is KL.MONTE_CARLO:
+            if stretch.kl is KL.MONTE_CARLO:
                 noise = self.noise[block].double()
                 value = log_density(self.family, noise, scale) - prior.log_prob(mean + scale * noise)
             else:
@@ -158,13 +221,23 @@ class MeanFieldLearner:
 
     def facts(self) -> dict[str, Any]:
         """Learned priors as they stand."""
-        learned = [prior.to_dict() for _, prior, _ in self._priors() if _is_learned(prior)]
+        learned = [self._prior(each).to_dict() for each in self.stretches if _is_learned(each.prior)]
         return {"learned_priors": learned} if learned else {}
 
     def distribution(self) -> DiagonalGaussian | DiagonalLaplace:
         row = self.bound.row(self.vector[: self.trained].detach().clone())
         scale = F.pad(positive(self.rho.detach()).to(row.dtype), (0, len(row) - self.beliefs))
         return DiagonalGaussian(row, scale) if self.family is Family.GAUSSIAN else DiagonalLaplace(row, scale)
+
+
+def _joined(blocks: list[slice]) -> list[slice]:
+    """Neighbouring blocks made one."""
+    found: list[slice] = []
+    for block in blocks:
+        if found and found[-1].stop == block.start:
+            block = slice(found.pop().start, block.stop)  # noqa: PLW2901
+        found.append(block)
+    return found
 
 
 def _is_learned(prior: BlockPrior) -> TypeGuard[ScaleMixture]:
@@ -198,7 +271,9 @@ class MeanField(Training):
 
     Args:
         kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any
-            prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo.
+            prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo;
+            for embedding tables closed or the bound, so that a step draws no more rows than it looks up
+            (Monte Carlo, as a learned prior needs it, draws all rows; so does ``compile``).
         kl_start: epochs without KL at the start.
         kl_full: epoch at which the KL's weight has grown to its full size, in a line from ``kl_start``.
         family: ``gaussian`` or ``laplace`` q.
@@ -257,6 +332,12 @@ class MeanField(Training):
         if _is_learned(prior) and self.kl is not KL.MONTE_CARLO:
             raise ValueError("a learned ScaleMixture needs kl=sb.KL.MONTE_CARLO")
         return self.kl
+
+    def table_estimator(self, prior: BlockPrior) -> KL:
+        """The KL estimator for an embedding table: by default one that needs no draw of every row."""
+        if self.kl is not None or has_closed_form(prior) or _is_learned(prior):
+            return self.estimator(prior)
+        return KL.BOUND
 
     def fit(
         self,

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn.embedding import LowRankEmbedding
 from ..parameters import Slot
 
 __all__ = ["TABLES", "Table", "find_tables", "watch"]
 
 #: Modules whose ``forward(ids)`` reads a parameter by rows alone, and that parameter's name.
-TABLES: dict[type[nn.Module], str] = {nn.Embedding: "weight"}
+TABLES: dict[type[nn.Module], str] = {nn.Embedding: "weight", LowRankEmbedding: "A"}
 
 Draw = Callable[[Tensor, torch.Generator], None]
 

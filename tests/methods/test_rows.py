@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import singularbayes as sb
 from singularbayes import divergence
 from singularbayes.divergence import KL, Family
-from singularbayes.methods import mean_field, training
+from singularbayes.methods import diagonal, training
 from singularbayes.methods.learner import Bound
 from singularbayes.methods.mean_field import BuildMeanField, MeanFieldLearner
 from singularbayes.methods.rows import Table
@@ -197,7 +197,7 @@ def of_the_table(change: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest
         return tuple(change(part.view_as(tables[0].mean), tables[0].drawn).reshape(-1) for part in parts)
 
     monkeypatch.setattr(Table, "begin", spy)
-    monkeypatch.setattr(mean_field, "bound_gradient", mutant)
+    monkeypatch.setattr(diagonal, "bound_gradient", mutant)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_step_draws_the_numbers_of_the_batchs_rows_and_of_the_rest(family):
         fill(noise, generator)
 
     learner._fill = count  # type: ignore[method-assign]
-    learner.tables[0].fill = count
+    learner.specials[0].fill = count
     rest = learner.beliefs - VOCABULARY * WIDTH
     for _ in range(2):
         drawn.clear()

@@ -19,9 +19,6 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +32,13 @@ from ..posterior import Posterior
 from ..probing import checked_device
 from ..random import forked, generator
 from . import resume
-from .learner import Bound, Build, Prepared, prepare
+from .learner import Bound, Build, Prepared, TwoSided, prepare
 from .progress import Progress, shown
+from .settings import Schedule, Training
 
 __all__ = ["Run", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
 
 _CHECKPOINT_SECONDS = 20.0
-
-
-class Schedule(StrEnum):
-    """How the learning rate moves over a fit."""
-
-    CONSTANT = "constant"
-    COSINE = "cosine"
-
-    def factor(self, progress: float) -> float:
-        """Multiple of the learning rate at ``progress`` in [0, 1)."""
-        return 1.0 if self is Schedule.CONSTANT else 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class TrainingDiverged(FloatingPointError):  # noqa: N818 - public; it names what happened
@@ -64,53 +51,6 @@ class TrainingDiverged(FloatingPointError):  # noqa: N818 - public; it names wha
     def __init__(self, message: str, posterior: Posterior) -> None:
         super().__init__(message)
         self.posterior = posterior
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Settings of the training loop, shared by every method that trains.
-
-    Args:
-        epochs: passes over the training data.
-        batch_size: examples a step (a user's own loader keeps its batches).
-        learning_rate: Adam's step size.
-        schedule: ``constant`` or ``cosine`` (to zero at the last step).
-        patience: stop after this many epochs without a better validation NLL and keep the best epoch; needs
-            ``validation``. ``None`` trains all epochs and keeps the last.
-        temperature: weight ``T`` of prior or KL; 1 is Bayes, below is a cold posterior.
-        autocast: run the forward pass in bfloat16 where torch finds it safe; sums stay in float32.
-        device: where to train, e.g. ``"cuda"``; by default where the network is. The posterior lives there.
-        compile: compile the network's forward pass with ``torch.compile``.
-    """
-
-    epochs: int = 50
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    schedule: Schedule = Schedule.CONSTANT
-    patience: int | None = None
-    temperature: float = 1.0
-    autocast: bool = False
-    device: str | None = None
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.patience is not None and not (isinstance(self.patience, Integral) and self.patience >= 1):
-            raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience!r}")
-        for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 or positive, got {self.temperature}")
-        if self.device is not None:
-            checked_device(self.device)
-        object.__setattr__(self, "schedule", Schedule(self.schedule))
 
 
 def _start(model: Model, device: torch.device) -> Tensor:
@@ -126,7 +66,7 @@ class Run:
         start = _start(model, device)
         self.model, self.settings, self.data, self.seed, self.device = model, settings, data, seed, device
         gradient = torch.zeros(build.size(model), dtype=start.dtype, device=device)
-        self.bound = Bound(model, device, gradient, start)
+        self.bound = Bound(model, device, gradient, start, data.probe)
         self.learner = build(self.bound, start, gradient)
         vector = self.learner.vector
         vector.grad = self.learner.gradient
@@ -145,6 +85,16 @@ class Run:
         learner = self.learner
         learner.draw(noise)
         learner.gradient.zero_()
+        loss = self._pass(x, y, checked)
+        if isinstance(learner, TwoSided) and learner.sides == 2:
+            learner.mirror()
+            loss = (loss + self._pass(x, y, checked)) / 2
+        learner.finish(weight, progress)
+        self.optimizer.step()
+        return loss
+
+    def _pass(self, x: Any, y: Tensor, checked: bool) -> Tensor:
+        """Forward and backward; the loss."""
         if self.settings.autocast:
             with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
                 outputs = call(self.forward, x).float()
@@ -154,9 +104,7 @@ class Run:
             y = self.model.likelihood.labels(outputs.shape, y)
         loss = self.model.likelihood.loss(outputs, y, self.bound.likelihood_numbers)
         loss.backward()
-        learner.finish(weight, progress)
-        self.optimizer.step()
-        return loss
+        return loss.detach()
 
     def epoch(self) -> dict[str, float]:
         """One pass; returns the size-weighted mean NLL and the objective per datum."""
@@ -176,7 +124,7 @@ class Run:
                     x, y = to_device(inputs, self.device), labels.to(self.device)
                 progress = number + seen / count
                 self._set_rate(min(progress / settings.epochs, 1.0))
-                loss: Tensor | float = self.step(x, y, weight, progress, noise, checked).detach()
+                loss: Tensor | float = self.step(x, y, weight, progress, noise, checked)
                 if at_once:
                     loss = loss.item()
                     if not math.isfinite(loss):

@@ -180,7 +180,7 @@ class Later(nn.Module):
 def test_a_layer_that_is_suddenly_called_twice_is_an_error():
     run = run_of(Later().double(), Gradient.LOCAL)
     run.bound.network.again = True  # type: ignore[assignment]
-    with pytest.raises(RuntimeError, match="layer layer was called once .* again in one step.*DRAW"):
+    with pytest.raises(RuntimeError, match=r"layer layer was called once .* again in one step.*DRAW"):
         gradients(run, draws=1)
 
 

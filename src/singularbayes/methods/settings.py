@@ -29,7 +29,8 @@ class Training:
 
     Args:
         epochs: passes over the training data.
-        batch_size: examples a step (a user's own loader keeps its batches).
+        batch_size: examples a step, of all ranks together where several train (a user's own loader keeps its
+            batches).
         learning_rate: Adam's step size.
         schedule: ``constant`` or ``cosine`` (to zero at the last step).
         patience: stop after this many epochs without a better validation NLL and keep the best epoch; needs

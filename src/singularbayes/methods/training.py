@@ -32,6 +32,7 @@ from ..posterior import Posterior
 from ..probing import checked_device
 from ..random import forked, generator
 from . import resume
+from .distributed import Ranks
 from .learner import Bound, Build, Prepared, TwoSided, prepare
 from .progress import Progress, shown
 from .settings import Schedule, Training
@@ -65,7 +66,10 @@ class Run:
     ) -> None:
         start = _start(model, device)
         self.model, self.settings, self.data, self.seed, self.device = model, settings, data, seed, device
-        gradient = torch.zeros(build.size(model), dtype=start.dtype, device=device)
+        self.ranks = Ranks.present()
+        size, room = build.size(model), 2 if self.ranks.size > 1 else 0
+        self.storage = torch.zeros(size + room, dtype=start.dtype, device=device)
+        gradient = self.storage[:size]
         self.bound = Bound(model, device, gradient, start, data.probe)
         self.learner = build(self.bound, start, gradient)
         vector = self.learner.vector
@@ -90,6 +94,7 @@ class Run:
             learner.mirror()
             loss = (loss + self._pass(x, y, checked)) / 2
         learner.finish(weight, progress)
+        loss = self.ranks.average(self.storage, loss, len(y))
         self.optimizer.step()
         return loss
 
@@ -111,14 +116,17 @@ class Run:
         settings, number = self.settings, self.state.epoch
         count = self.data.train.num_data
         weight = settings.temperature / count
-        noise = generator(self.seed, "noise", number, device=self.device)
+        ranks = self.ranks
+        noise = generator(self.seed, "noise", number, *ranks.place, device=self.device)
         losses: list[Tensor | float] = []
         sizes: list[int] = []
         seen = 0
         at_once = self.device.type == "cpu"  # elsewhere asking for each loss would wait for the device
         checked = isinstance(self.data.train, Tensors)
-        with forked(self.seed, "forward", number, device=self.device), self._train_mode():
-            for inputs, labels in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
+        with forked(self.seed, "forward", number, *ranks.place, device=self.device), self._train_mode():
+            for inputs, labels, rows in ranks.batches(
+                self.data.train, settings.batch_size, self.seed, number
+            ):
                 x, y = inputs, labels
                 if not checked:
                     x, y = to_device(inputs, self.device), labels.to(self.device)
@@ -130,8 +138,9 @@ class Run:
                     if not math.isfinite(loss):
                         raise _NotFiniteError(len(losses))
                 losses.append(loss)
-                sizes.append(len(labels))
-                seen += len(labels)
+                sizes.append(rows)
+                seen += rows
+        ranks.average_buffers(self.bound.network, self.model.layout)
         values = [float(loss) for loss in losses]
         for step, value in enumerate(values):
             if not math.isfinite(value):
@@ -159,7 +168,7 @@ class Run:
         """Mean NLL of the predictive mixture on validation data."""
         with torch.autocast(self.device.type, enabled=False):
             predictive = self.posterior({}).predict(x, draws=draws, seed=self.seed)
-            return -predictive.log_prob(y).double().mean().item()
+            return self.ranks.agreed(-predictive.log_prob(y).double().mean().item(), self.device)
 
     # Snapshots
 
@@ -227,7 +236,8 @@ def fit_learner(
         data: training data, any form of ``data.as_source``.
         validation: held-out data or ``None``.
         seed: of order, noise and dropout.
-        checkpoint: folder to save to at ends of epochs and to go on from; ``None`` saves nothing.
+        checkpoint: folder to save to at ends of epochs and to go on from; ``None`` saves nothing. Of several
+            ranks the first writes, and all read.
         progress: show a bar (``None``: on a terminal only).
         validation_draws: draws of the validation NLL.
         facts: goes into ``info`` (method's name, trained numbers).
@@ -238,11 +248,13 @@ def fit_learner(
     """
     device = checked_device(settings.device) if settings.device else model.device
     prepared = prepare(model, settings.patience, data, validation, device)
+    Ranks.present().check(prepared.train)
     run = Run(model, settings, build, prepared, device, seed)
     folder = None if checkpoint is None else Path(checkpoint)
     # A constant learning rate does not look ahead: such a fit may go on to more epochs.
     free = ("epochs", "device") if settings.schedule is Schedule.CONSTANT else ("device",)
     mark = resume.fingerprint(settings, free, model, prepared, run.good["vector"], seed)
+    run.ranks.check_equal(mark)
     if folder is not None and resume.exists(folder):
         run.state, run.good, run.best = resume.read(folder, mark)
         if run.state.epoch > settings.epochs:
@@ -251,7 +263,8 @@ def fit_learner(
                 f"epochs={settings.epochs}; ask for at least as many epochs, or choose another folder"
             )
         run.restore(run.good)
-    with shown(facts["method"], settings.epochs, progress) as display:
+    run.ranks.check_equal(f"{mark} {run.state.epoch}")
+    with shown(facts["method"], settings.epochs, False if run.ranks.rank else progress) as display:
         _epochs(run, folder, mark, validation_draws, display, facts)
     if run.best is not None:
         run.restore(run.best)
@@ -295,7 +308,11 @@ def _epochs(
         state.history.append(record)
         display(state.epoch, settings.epochs, record)
         last = state.epoch == settings.epochs or state.stopped
-        if folder is not None and (last or time.monotonic() - saved > _CHECKPOINT_SECONDS):
+        if (
+            folder is not None
+            and run.ranks.rank == 0
+            and (last or time.monotonic() - saved > _CHECKPOINT_SECONDS)
+        ):
             resume.save(folder, mark, state, run.good, run.best)
             saved = time.monotonic()
 
@@ -316,6 +333,7 @@ def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "kept_epoch": kept,
         "seed": run.seed,
         "num_data": run.data.train.num_data,
+        "ranks": run.ranks.size,
         "settings": settings,
         "history": list(state.history),
     }

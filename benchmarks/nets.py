@@ -6,7 +6,6 @@ for comparison alone: under a KL it regularises badly, see ``methods/rows.py``.
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +84,3 @@ def words(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.multinomial(weights, batch * length, replacement=True).view(batch, length), torch.arange(
         batch
     ) % 2
-
-
-Step = Callable[[], Any]

@@ -22,7 +22,7 @@ from singularbayes.testing import check_method
 SOURCE = torch.Generator().manual_seed(1)
 X = torch.randn(12, 4, generator=SOURCE).double() * torch.tensor([1.0, 3.0, 0.1, 1.0])
 Y = (X[:, 0] + X[:, 1] / 3 > 0).long()
-DRAWS = 1500
+DRAWS = 800
 
 
 def dense() -> nn.Module:
@@ -43,8 +43,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def run_of(network: nn.Module, gradient: Gradient, x=X, y=Y, **choice) -> Run:
-    method = sb.MeanField(gradient=gradient, kl=KL.BOUND, initial_std=0.5)
+def run_of(network: nn.Module, gradient: Gradient, x=X, y=Y, std: float = 0.5, **choice) -> Run:
+    method = sb.MeanField(gradient=gradient, kl=KL.BOUND, initial_std=std)
     model = sb.Model(network, sb.Categorical(), prior=Normal(), **choice)
     data = prepare(model, None, (x, y), None, model.device)
     return Run(model, method, BuildMeanField(method), data, model.device, 0)
@@ -101,23 +101,23 @@ def std_for_variance(self: local.LocalLayer, mean: Tensor, variance: Tensor | No
 
 @pytest.mark.parametrize("wrong", [shared_row, std_for_variance])
 def test_wrong_noise_has_another_mean(wrong, monkeypatch):
-    drawn = gradients(run_of(low_rank(), Gradient.DRAW))
+    drawn = gradients(run_of(low_rank(), Gradient.DRAW, std=1.5))
     monkeypatch.setattr(local.LocalLayer, "_noisy", wrong)
-    assert deviation(drawn, gradients(run_of(low_rank(), Gradient.LOCAL), seed=1)) > 2 * LIMIT
+    assert deviation(drawn, gradients(run_of(low_rank(), Gradient.LOCAL, std=1.5), seed=1)) > 2 * LIMIT
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_outputs_have_the_beliefs_mean_and_variance_given_the_stage_before(network):
     # one layer, many equal examples: each is a draw of its own
     layer = NETWORKS[network]()[0]
-    x = X[:1].expand(60_000, -1)
+    x = X[:1].expand(20_000, -1)
     run = run_of(layer, Gradient.LOCAL, x=X[:, :4], y=Y)
     learner = run.learner
     learner.draw(torch.Generator().manual_seed(0))
     outputs = run.bound.network(x).detach()
     distribution = learner.distribution()
     model = sb.Model(NETWORKS[network]()[0], sb.Categorical())
-    noise = torch.randn(60_000, model.layout.size, generator=torch.Generator().manual_seed(1)).double()
+    noise = torch.randn(20_000, model.layout.size, generator=torch.Generator().manual_seed(1)).double()
     views = model.layout.views(distribution.mean + distribution.std * noise)
     if network == "dense":
         drawn = torch.einsum("soi,i->so", views["weight"], X[0])
@@ -231,7 +231,7 @@ def test_the_closed_form_optimum_is_reached(gradient):
     y = torch.tensor([-1.1, -1.0, 0.2, 0.9, 1.4, 2.3])
     torch.manual_seed(0)
     model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.5), prior=Normal(1.0))
-    settings = {"epochs": 1200, "batch_size": 6, "learning_rate": 0.01, "initial_std": 0.3}
+    settings = {"epochs": 500, "batch_size": 6, "learning_rate": 0.03, "initial_std": 0.3}
     posterior = sb.MeanField(**settings, schedule=sb.Schedule.COSINE, gradient=gradient).fit(model, (x, y))
     weight, bias = posterior.distribution.mean.tolist()
     variances = posterior.distribution.variance.tolist()
@@ -259,7 +259,7 @@ def test_an_antithetic_step_of_a_quadratic_has_no_noise_in_its_means():
         data = prepare(model, None, (X, y), None, model.device)
         run = Run(model, method, BuildMeanField(method), data, model.device, 0)
         rows = gradients(run, draws=20, y=data.train.y)
-        assert (rows[:, :5].std(0).max() < 1e-12) is still
+        assert (rows[:, :5].std(0).max().item() < 1e-12) is still
         assert rows[:, 5:].std(0).min() > 1e-3
         exact = 2 * X.T @ (X @ network.weight.detach().T.squeeze() + network.bias.detach() - y) / 24
         expected = torch.cat([exact.reshape(-1), torch.zeros(0)]) + 0.01 * network.weight.detach()[0]

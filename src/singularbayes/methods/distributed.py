@@ -79,8 +79,8 @@ class Ranks:
         loader = source.batches if isinstance(source, Loader) else None
         if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
             raise ValueError(
-                "the loader has a DistributedSampler, but fit itself splits the batches between the ranks; pass "
-                "the same loader to every rank, without that sampler"
+                "the loader has a DistributedSampler, but fit itself splits the batches between the ranks; "
+                "pass the same loader to every rank, without that sampler"
             )
 
     def check_equal(self, mark: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from nets import POINTS, WIDTH, LazyAdam, Recurrent, Transformer, mlp, words
+from nets import POINTS, LazyAdam, Recurrent, Transformer, mlp, words
 from timing import interleave, ratio
 from torch import Tensor, nn
 
@@ -77,7 +77,7 @@ def table_of(network: nn.Module) -> nn.Parameter:
 def deterministic(net: nn.Module, x: Tensor, y: Tensor, lazy: bool = False) -> Step:
     table = table_of(net) if lazy else None
     adam = torch.optim.Adam([p for p in net.parameters() if p is not table], lr=1e-3, fused=True)
-    rows = None if table is None else LazyAdam(table, lambda: x.unique(), 1e-3)
+    rows = None if table is None else LazyAdam(table, x.unique, 1e-3)
 
     def step() -> None:
         net.zero_grad()
@@ -95,8 +95,7 @@ class LazyOptimizer:
     def __init__(self, run: Run, x: Tensor) -> None:
         learner: Any = run.learner
         layout = run.model.layout
-        slot = next(s for s in layout.of_kind("belief") if s.name.startswith("table.") and s.shape[1] != WIDTH
-                    or s.name == "table.weight")  # fmt: skip
+        slot = next(s for s in layout.of_kind("belief") if s.name in ("table.weight", "table.A"))
         edges = [slot.start, slot.stop, layout.trained + slot.start, layout.trained + slot.stop]
         parts = list(zip([0, *edges], [*edges, len(learner.vector)], strict=True))
         self.gradient, self.tables = learner.gradient, [parts[1], parts[3]]
@@ -254,7 +253,7 @@ def memory(name: str) -> float:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """All ratios in one table, the floor beside each."""
-    print(f"\n{'training step':40s} {'unit, ms':>9s} {'ratio':>7s} {'floor':>7s}   quartiles")
+    print(f"\n{'training step':44s} {'unit, ms':>9s} {'ratio':>7s} {'floor':>7s}   quartiles")
     for row in rows:
         if row["what"] != "training step":
             continue
@@ -262,10 +261,11 @@ def show(rows: list[dict[str, Any]]) -> None:
         for key, value in row["ratios"].items():
             if key == "floor":
                 continue
-            print(f"{row['net'] + ': ' + key:40s} {row['milliseconds']:9.2f} {value['value']:7.2f} {floor:7.2f}"
-                  f"   {value['low']:.2f} - {value['high']:.2f}")  # fmt: skip
+            numbers = f"{row['milliseconds']:9.2f} {value['value']:7.2f} {floor:7.2f}"
+            name = f"{row['net']}: {key}"
+            print(f"{name:44s} {numbers}   {value['low']:.2f} - {value['high']:.2f}")
         for key, value in row.get("peak_mb", {}).items():
-            print(f"{row['net'] + ': peak MB, ' + key:40s} {value:9.0f}")
+            print(f"{row['net'] + ': peak MB, ' + key:44s} {value:9.0f}")
     for row in rows:
         if row["what"] == "training step":
             continue

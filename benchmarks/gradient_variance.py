@@ -9,6 +9,7 @@ form of antithetic draws: the mirrored draw sees the other half of the batch.
 """
 
 import argparse
+import functools
 import json
 import warnings
 from pathlib import Path
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="of training before the second look")
     parser.add_argument("--rounds", type=int, default=200)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     warnings.filterwarnings("ignore", "the rank saves no parameters")
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
@@ -85,7 +86,7 @@ def main() -> None:
             "two halves": run_of(net, *fixed, Gradient.ANTITHETIC, Halves),
         }
         noise = torch.Generator().manual_seed(3)
-        calls = {k: (lambda run=run: run.step(*fixed, 1 / 1797, 1.0, noise)) for k, run in kinds.items()}
+        calls = {key: functools.partial(run.step, *fixed, 1 / 1797, 1.0, noise) for key, run in kinds.items()}
         times = interleave(calls, arguments.rounds)
         trained = run_of(net, *fixed, Gradient.DRAW)
         start = trained.learner.vector.clone()
@@ -103,16 +104,16 @@ def main() -> None:
                 for key, (means, rhos) in seen.items():
                     cost = ratio(times, key, "draw").value
                     saved = means / seen["draw"][0], rhos / seen["draw"][1]
-                    table.append({"net": name, "when": when, "over": what, "gradient": key, "step time": cost,
-                                  "means per step": saved[0], "rhos per step": saved[1],
-                                  "means per second": saved[0] * cost, "rhos per second": saved[1] * cost})  # fmt: skip
-    print(
-        f"{'net':11s} {'when':8s} {'over':12s} {'gradient':11s} {'time':>5s}   means, rhos per step   per second"
-    )
+                    row = {"net": name, "when": when, "over": what, "gradient": key, "step time": cost}
+                    for part, value in zip(("means", "rhos"), saved, strict=True):
+                        row |= {f"{part} per step": value, f"{part} per second": value * cost}
+                    table.append(row)
+    head = f"{'net':11s} {'when':8s} {'over':12s} {'gradient':11s} {'time':>5s}"
+    print(f"{head}   means, rhos per step   per second")
     for row in table:
-        print(f"{row['net']:11s} {row['when']:8s} {row['over']:12s} {row['gradient']:11s} {row['step time']:5.2f}   "
-              f"{row['means per step']:8.3f} {row['rhos per step']:8.3f}     {row['means per second']:8.3f} "
-              f"{row['rhos per second']:8.3f}")  # fmt: skip
+        head = f"{row['net']:11s} {row['when']:8s} {row['over']:12s} {row['gradient']:11s} {row['step time']:5.2f}"
+        steps = f"{row['means per step']:8.3f} {row['rhos per step']:8.3f}"
+        print(f"{head}   {steps}     {row['means per second']:8.3f} {row['rhos per second']:8.3f}")
     if arguments.out:
         arguments.out.write_text(json.dumps(table, indent=1))
 

@@ -44,7 +44,8 @@ class Gradient(StrEnum):
     DRAW = "draw"
     #: The outputs of linear layers are drawn, for each example alone, where that is valid: see ``local``.
     LOCAL = "local"
-    #: Two passes, with ``mean + sigma eps`` and ``mean - sigma eps``.
+    #: Two passes over the batch, with ``mean + sigma eps`` and ``mean - sigma eps``. (One half of the batch
+    #: for each sign costs less, but the data's noise then stays in the gradient for the scales.)
     ANTITHETIC = "antithetic"
 
 

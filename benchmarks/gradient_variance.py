@@ -111,9 +111,11 @@ def main() -> None:
     head = f"{'net':11s} {'when':8s} {'over':12s} {'gradient':11s} {'time':>5s}"
     print(f"{head}   means, rhos per step   per second")
     for row in table:
-        head = f"{row['net']:11s} {row['when']:8s} {row['over']:12s} {row['gradient']:11s} {row['step time']:5.2f}"
+        head = f"{row['net']:11s} {row['when']:8s} {row['over']:12s} {row['gradient']:11s}"
         steps = f"{row['means per step']:8.3f} {row['rhos per step']:8.3f}"
-        print(f"{head}   {steps}     {row['means per second']:8.3f} {row['rhos per second']:8.3f}")
+        print(
+            f"{head} {row['step time']:5.2f}   {steps}     {row['means per second']:8.3f} {row['rhos per second']:8.3f}"
+        )
     if arguments.out:
         arguments.out.write_text(json.dumps(table, indent=1))
 

@@ -113,9 +113,8 @@ def main() -> None:
     for row in table:
         head = f"{row['net']:11s} {row['when']:8s} {row['over']:12s} {row['gradient']:11s}"
         steps = f"{row['means per step']:8.3f} {row['rhos per step']:8.3f}"
-        print(
-            f"{head} {row['step time']:5.2f}   {steps}     {row['means per second']:8.3f} {row['rhos per second']:8.3f}"
-        )
+        seconds = f"{row['means per second']:8.3f} {row['rhos per second']:8.3f}"
+        print(f"{head} {row['step time']:5.2f}   {steps}     {seconds}")
     if arguments.out:
         arguments.out.write_text(json.dumps(table, indent=1))
 

@@ -68,7 +68,7 @@ class MeanField(Training):
             ``antithetic`` (two passes a step). The last two need ``closed`` or ``bound``, their default KL.
 
     Example:
-        >>> import singularbayes as sb
+        >>> import torch, singularbayes as sb
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
         >>> layers = torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
         >>> net = sb.factorize(torch.nn.Sequential(*layers), rank={"2": 2})

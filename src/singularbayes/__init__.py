@@ -6,6 +6,7 @@ from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
 from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
+from .methods.mean_field import Gradient
 from .methods.training import Schedule, TrainingDiverged
 from .model import Model
 from .nn import factorize, merge
@@ -28,6 +29,7 @@ __all__ = [
     "Family",
     "Gaussian",
     "GaussianPredictive",
+    "Gradient",
     "HeteroscedasticGaussian",
     "Laplace",
     "MCDropout",

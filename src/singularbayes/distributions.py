@@ -34,7 +34,7 @@ _TINY = 1e-30
 def positive(rho: Tensor) -> Tensor:
     """``softplus(rho)`` in float32 or better, never below 1e-30: finite for every finite ``rho``."""
     wide = rho if rho.dtype in (torch.float32, torch.float64) else rho.float()
-    return F.softplus(wide).clamp_min(_TINY)
+    return F.softplus(wide).clamp_min_(_TINY)
 
 
 @runtime_checkable

@@ -131,12 +131,14 @@ def bound(family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, 
 def bound_gradient(
     family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Derivatives of :func:`bound` for mean and scale."""
+    """Derivatives of :func:`bound` for mean and scale.
+
+    For the mixture, ``q = sum_k r_k / std_k^2`` with ``r_k`` the share of component ``k`` in the bound. The
+    entropy of ``q`` is in both components' KLs and cancels in their difference, so ``q`` is what the prior
+    has for a weight whose square is ``E w^2``: ``ScaleMixture.precision_``, one sigmoid an entry.
+    """
     if not isinstance(prior, ScaleMixture):
         return closed_gradient(family, prior, mean, scale)
     mean, scale = wide(mean), wide(scale)
-    first, second = _component_kls(family, prior, mean, scale)
-    # responsibilities, each by its own sigmoid: 1 - share lacks the digits that a narrow component needs
-    share1, share2 = torch.sigmoid(second - first), torch.sigmoid(first - second)
-    precision = share1 * prior.std1**-2 + share2 * prior.std2**-2
-    return mean * precision, family.unit_variance * scale * precision - scale.reciprocal()
+    q = prior.precision_(mean.square().addcmul_(scale, scale, value=family.unit_variance))
+    return mean * q, q.mul_(family.unit_variance).mul_(scale).sub_(scale.reciprocal())

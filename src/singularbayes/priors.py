@@ -151,19 +151,25 @@ class ScaleMixture:
         terms = [log_weight - 0.5 * (w / std).square() - math.log(std) for log_weight, std in self.components]
         return torch.logaddexp(*terms) - 0.5 * _LOG_2PI
 
-    def negative_score(self, w: Tensor) -> Tensor:
-        """``w (1 / slab^2 + 2 h sigmoid(max(k - h w^2, -80)))``.
+    def precision_(self, square: Tensor) -> Tensor:
+        """``1 / slab^2 + 2 h sigmoid(max(k - h square, -80))``: the pull to 0 of a weight of this square.
 
         ``slab`` and ``spike`` are the wider and the narrower of the two, ``h = (1/spike^2 - 1/slab^2) / 2``,
         ``k`` the log ratio of their weighted densities at 0. The clamp moves nothing (``sigmoid(-80)`` is
         2e-35) and keeps the exponential out of the range of denormal numbers, where it is slow.
+
+        Args:
+            square: squares of weights, float32 or better; overwritten with the result.
         """
         (log_slab, slab), (log_spike, spike) = sorted(self.components, key=lambda component: -component[1])
         h = 0.5 * (spike**-2 - slab**-2)
         k = log_spike - log_slab + math.log(slab / spike)
+        exponent = square.mul_(-h).add_(k).clamp_(min=-80.0)
+        return exponent.sigmoid_().mul_(2 * h).add_(slab**-2)
+
+    def negative_score(self, w: Tensor) -> Tensor:
         w = wide(w)
-        exponent = w.square().mul_(-h).add_(k).clamp_(min=-80.0)
-        return exponent.sigmoid_().mul_(2 * h).add_(slab**-2).mul_(w)
+        return self.precision_(w.square()).mul_(w)
 
     def sample(self, noise: Tensor, choice: Tensor) -> Tensor:
         return noise * torch.where(choice < self.pi, self.std1, self.std2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import singularbayes as sb
 from singularbayes import divergence
 from singularbayes.divergence import KL, Family
-from singularbayes.methods import mean_field
+from singularbayes.methods import diagonal
 from singularbayes.methods.learner import Bound
 from singularbayes.methods.mean_field import BuildMeanField, MeanFieldLearner
 from singularbayes.priors import Laplace, Normal, PerParameter, ScaleMixture
@@ -140,7 +140,7 @@ def test_the_gradient_of_a_step_is_autograds(name, family):
 @pytest.mark.parametrize("name", ["laplace monte carlo", "mixture bound", "normal closed"])
 def test_a_wrong_term_of_the_kl_fails_the_gradient_test(name, monkeypatch):
     monkeypatch.setattr(
-        mean_field, "bound_gradient", lambda *a: tuple(0.5 * g for g in divergence.bound_gradient(*a))
+        diagonal, "bound_gradient", lambda *a: tuple(0.5 * g for g in divergence.bound_gradient(*a))
     )
     monkeypatch.setattr(Laplace, "negative_score", lambda self, w: -w.sign() / self.scale)
     step, exact = step_and_autograd(name, Family.GAUSSIAN)
@@ -166,7 +166,7 @@ def trap_2(network: nn.Module, mean: list[float], std: list[float]) -> MeanField
     model = sb.Model(network, sb.Gaussian(noise=1.0), prior=Normal(0.5))
     learner = learner_of(sb.MeanField(), model)
     learner.mean.copy_(torch.tensor(mean, dtype=torch.float64))
-    learner.rho.copy_(mean_field.inverse_softplus(torch.tensor(std, dtype=torch.float64)))
+    learner.rho.copy_(diagonal.inverse_softplus(torch.tensor(std, dtype=torch.float64)))
     return learner
 
 
@@ -251,7 +251,7 @@ def test_the_elbo_at_the_closed_form_optimum_is_the_known_one():
     )
     learner.mean.copy_(torch.tensor([WEIGHT_MEAN, BIAS_MEAN], dtype=torch.float64))
     variance = torch.tensor([WEIGHT_VARIANCE, BIAS_VARIANCE], dtype=torch.float64)
-    learner.rho.copy_(mean_field.inverse_softplus(variance.sqrt()))
+    learner.rho.copy_(diagonal.inverse_softplus(variance.sqrt()))
     likelihood = expected_log_likelihood(BIAS_MEAN, WEIGHT_MEAN, BIAS_VARIANCE, WEIGHT_VARIANCE)
     assert likelihood - learner.regulariser() == pytest.approx(ELBO, abs=1e-8)
 
@@ -328,7 +328,7 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_kl_misses_the_optimum(mutant, monkeypatch):
     gradient, settings = MUTANTS[mutant]
-    monkeypatch.setattr(mean_field, "bound_gradient", gradient)
+    monkeypatch.setattr(diagonal, "bound_gradient", gradient)
     found = conjugate_fit(**{"learning_rate": 0.03, **settings})
     assert not at_the_optimum(found)
     assert abs(found[0][2] / BIAS_VARIANCE - 1) > 0.25  # far off, not just unfinished
@@ -359,7 +359,7 @@ def test_a_tensor_of_zeros_takes_its_modules_scale():
     network = nn.Linear(4, 4)
     nn.init.zeros_(network.bias)
     model = sb.Model(network, sb.Categorical())
-    scales = mean_field.initial_scales(model, model.layout.flatten(network), 0.1)
+    scales = diagonal.initial_scales(model, model.layout.flatten(network), 0.1)
     assert torch.allclose(scales, 0.1 * network.weight.detach().square().mean().sqrt().expand(20))
 
 
@@ -378,7 +378,7 @@ def test_training_starts_at_the_networks_present_weights():
 @pytest.mark.parametrize("std", [1e-6, 0.1, 1.0, 30.0, 500.0])
 def test_softplus_is_inverted_at_every_size(std):
     value = torch.tensor(std, dtype=torch.float64)
-    assert nn.functional.softplus(mean_field.inverse_softplus(value)).item() == pytest.approx(std, rel=1e-9)
+    assert nn.functional.softplus(diagonal.inverse_softplus(value)).item() == pytest.approx(std, rel=1e-9)
 
 
 @pytest.mark.parametrize("rho", [-100.0, -30.0, 0.0, 50.0, 1000.0])

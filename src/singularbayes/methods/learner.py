@@ -18,7 +18,17 @@ from ..parameters import owner
 from ..priors import ScaleMixture
 from ..probing import check_network
 
-__all__ = ["Bound", "Build", "BuildPoint", "Learner", "PointLearner", "Prepared", "adam", "prepare"]
+__all__ = [
+    "Bound",
+    "Build",
+    "BuildPoint",
+    "Learner",
+    "PointLearner",
+    "Prepared",
+    "TwoSided",
+    "adam",
+    "prepare",
+]
 
 
 class Bound:
@@ -28,9 +38,13 @@ class Bound:
         network: the copy, in train mode.
         w: flat trained parameters ``(layout.trained,)``; the network's parameters are views of it.
         likelihood_numbers: learned numbers of the likelihood, views of ``w`` too.
+        probe: some rows of the training inputs, for learners that look at how the network works.
     """
 
-    def __init__(self, model: Model, device: torch.device, gradient: Tensor, start: Tensor) -> None:
+    def __init__(
+        self, model: Model, device: torch.device, gradient: Tensor, start: Tensor, probe: Any = None
+    ) -> None:
+        self.probe = probe
         self.model, self.layout, self.device = model, model.layout, device
         self.network = model.copy_network().to(device).train()
         self.w = start[: self.layout.trained].clone()
@@ -88,6 +102,17 @@ class Learner(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """What the posterior's ``info`` should say of the learner, in plain types."""
+        ...
+
+
+@runtime_checkable
+class TwoSided(Protocol):
+    """A learner that may want two passes over the batch of a step."""
+
+    sides: int
+
+    def mirror(self) -> None:
+        """Called after the first of two passes, before the second adds to the same gradient."""
         ...
 
 
@@ -157,10 +182,11 @@ class BuildPoint:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Checked data on the training device; the validation data as inputs and labels."""
+    """Checked data on the training device; the validation data as inputs and labels; the first rows."""
 
     train: Batches
     validation: tuple[Any, Tensor] | None
+    probe: Any = None
 
 
 def prepare(
@@ -188,19 +214,21 @@ def prepare(
     if isinstance(source, Tensors):
         if source.y is None:
             raise ValueError("training data need labels: pass (X, y)")
-        shape = check_network(model, probe, take(source.x, slice(0, 2)))
+        first = take(source.x, slice(0, 2))
+        shape = check_network(model, probe, first)
         source = Tensors(source.x, _checked_labels(model, source.y, shape))
     else:  # its labels are checked batch by batch; the first rows tell whether the shapes fit
         x, y = next(iter(source.epoch(2, 0, 0, shuffle=False)))
-        shape = check_network(model, probe, to_device(take(x, slice(0, 2)), device))
+        first = to_device(take(x, slice(0, 2)), device)
+        shape = check_network(model, probe, first)
         model.likelihood.labels(shape, y[: shape[0]])
     if held is None:
-        return Prepared(source, None)
+        return Prepared(source, None, first)
     if held.y is None:
         raise ValueError("validation data need labels: pass (X, y)")
     with torch.no_grad():
         shape = model.outputs(probe, take(held.x, slice(0, 2))).shape
-    return Prepared(source, (held.x, _checked_labels(model, held.y, shape)))
+    return Prepared(source, (held.x, _checked_labels(model, held.y, shape)), first)
 
 
 def _checked_labels(model: Model, y: Tensor, shape: torch.Size) -> Tensor:

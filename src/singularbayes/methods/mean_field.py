@@ -2,12 +2,8 @@
 
     minimise  E_q[mean batch NLL] + (T / N) KL(q || p),    q = prod_i Normal(mean_i, softplus(rho_i)^2)
 
-One draw of all weights a step. With ``w = mean + sigma eps``, ``g`` the gradient of the mean NLL at ``w`` and
-``c = T / N``,
-
-    g_mean = g + c s(w),    g_rho = ((g + c s(w)) eps - c / sigma) (1 - exp(-sigma)),    s = -d log p / d w
-
-for the one-sample KL; the closed form and the bound replace ``s`` by their own derivatives.
+One draw of all weights a step, or a cheaper estimate of the same gradient (``Gradient``). What is trained,
+and how a step's gradient comes about: :mod:`.diagonal`.
 
 References:
     Blundell et al. 2015, arXiv 1505.05424, section 3.2. arXiv 2602.00387, algorithm 1 (on factors).
@@ -19,156 +15,20 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standard_laplace_
-from ..divergence import KL, Family, bound_gradient, has_closed_form, log_density
-from ..divergence import bound as kl_bound
+from ..divergence import KL, Family, has_closed_form
 from ..model import BlockPrior, Model
 from ..posterior import Posterior
-from ..priors import ScaleMixture
-from .learner import Bound, adam
+from .diagonal import Gradient, MeanFieldLearner, is_learned
+from .learner import Bound
 from .training import Training, fit_learner
 
-__all__ = ["MeanField"]
+__all__ = ["Gradient", "MeanField"]
 
 _NO_WIDTH = 1e-4
-
-
-def inverse_softplus(std: Tensor) -> Tensor:
-    """``rho`` with ``softplus(rho) = std``, stable for small and large values."""
-    return std + torch.log(-torch.expm1(-std))
-
-
-def initial_scales(model: Model, start: Tensor, relative: float) -> Tensor:
-    """``relative`` times each tensor's root mean square; all zero, it takes its module's largest (or 1)."""
-    scales = torch.empty(model.layout.belief, dtype=start.dtype, device=start.device)
-    rms = {
-        s.name: start[s.start : s.stop].square().mean().sqrt().item()
-        for s in model.layout.of_kind("belief", "point")
-    }
-    for slot in model.layout.of_kind("belief"):
-        own = rms[slot.name]
-        if own == 0:
-            module = slot.name.rpartition(".")[0]
-            own = max(value for name, value in rms.items() if name.rpartition(".")[0] == module) or 1.0
-        scales[slot.start : slot.stop] = relative * own
-    return scales
-
-
-class MeanFieldLearner:
-    """The trained vector is ``[mean | point estimates | rho | learned prior numbers]``."""
-
-    def __init__(self, method: MeanField, bound: Bound, start: Tensor, gradient: Tensor) -> None:
-        layout = bound.layout
-        self.method, self.bound, self.gradient = method, bound, gradient
-        self.beliefs, self.trained = layout.belief, layout.trained
-        self.family = method.family
-        self.learned = [(block, prior) for block, prior in bound.model.prior_blocks if _is_learned(prior)]
-        self.vector = torch.zeros_like(gradient)
-        self.vector[: self.trained] = start[: self.trained]
-        rho = inverse_softplus(
-            initial_scales(bound.model, start, method.initial_std) / math.sqrt(self.family.unit_variance)
-        )
-        self.vector[self.trained : self.trained + self.beliefs] = rho
-        for number, (_, prior) in enumerate(self.learned):
-            self._prior_numbers(self.vector, number).copy_(prior.unconstrained())
-        self.mean, self.rho = (
-            self.vector[: self.beliefs],
-            self.vector[self.trained : self.trained + self.beliefs],
-        )
-        self.g, self.g_rho = gradient[: self.beliefs], gradient[self.trained : self.trained + self.beliefs]
-        self.weights = bound.w[: self.beliefs]
-        self.noise = torch.empty_like(self.mean)
-        self.sigma = positive(self.rho)
-        self.estimators = [
-            (block, prior, method.estimator(prior)) for block, prior in bound.model.prior_blocks
-        ]
-
-    def _prior_numbers(self, vector: Tensor, number: int) -> Tensor:
-        start = self.trained + self.beliefs + 3 * number
-        return vector[start : start + 3]
-
-    def _priors(self) -> list[tuple[slice, BlockPrior, KL]]:
-        """The blocks with their priors as they stand now."""
-        if not self.learned:
-            return self.estimators
-        current = {
-            block.start: prior.with_unconstrained(self._prior_numbers(self.vector, i))
-            for i, (block, prior) in enumerate(self.learned)
-        }
-        return [(block, current.get(block.start, prior), kl) for block, prior, kl in self.estimators]
-
-    @torch.no_grad()
-    def draw(self, noise: torch.Generator) -> None:
-        if self.family is Family.GAUSSIAN:
-            self.noise.normal_(generator=noise)
-        else:
-            standard_laplace_(self.noise, noise)
-        self.sigma = positive(self.rho)
-        torch.addcmul(self.mean, self.sigma, self.noise, out=self.weights)
-        if self.trained > self.beliefs:
-            self.bound.w[self.beliefs :].copy_(self.vector[self.beliefs : self.trained])
-
-    @torch.no_grad()
-    def finish(self, weight: float, progress: float) -> None:
-        weight *= self.method.warm_up(progress)
-        slope = self.sigma.neg().expm1_()  # -(1 - exp(-sigma)), minus the derivative of softplus
-        if weight == 0:
-            torch.mul(self.g, self.noise, out=self.g_rho).mul_(slope).neg_()
-            return
-        for block, prior, kl in self._priors():
-            self._finish_block(block, prior, kl, weight, slope)
-            if _is_learned(prior):
-                number = [b.start for b, _ in self.learned].index(block.start)
-                pull = prior.unconstrained_gradient(self.weights[block]).mul_(weight)
-                self._prior_numbers(self.gradient, number).copy_(pull)
-
-    def _finish_block(self, block: slice, prior: BlockPrior, kl: KL, weight: float, slope: Tensor) -> None:
-        g, g_rho, sigma, slope = self.g[block], self.g_rho[block], self.sigma[block], slope[block]
-        if kl is KL.MONTE_CARLO:
-            g.add_(prior.negative_score(self.weights[block]), alpha=weight)
-            torch.mul(g, self.noise[block], out=g_rho).mul_(slope).neg_().addcdiv_(slope, sigma, value=weight)
-            return
-        by_mean, by_scale = bound_gradient(self.family, prior, self.mean[block], sigma)
-        torch.mul(g, self.noise[block], out=g_rho).add_(by_scale, alpha=weight).mul_(slope).neg_()
-        g.add_(by_mean, alpha=weight)
-
-    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        return adam(self.vector, learning_rate)
-
-    @torch.no_grad()
-    def regulariser(self) -> float:
-        """KL in nats: exact or the bound, or one draw's estimate, as training has it; summed in float64."""
-        sigma = positive(self.rho)
-        total = 0.0
-        for block, prior, kl in self._priors():
-            mean, scale = self.mean[block].double(), sigma[block].double()
-            if kl is KL.MONTE_CARLO:
-                noise = self.noise[block].double()
-                value = log_density(self.family, noise, scale) - prior.log_prob(mean + scale * noise)
-            else:
-                value = kl_bound(self.family, prior, mean, scale)
-            total += value.sum().item()
-        return total
-
-    def facts(self) -> dict[str, Any]:
-        """Learned priors as they stand."""
-        learned = [prior.to_dict() for _, prior, _ in self._priors() if _is_learned(prior)]
-        return {"learned_priors": learned} if learned else {}
-
-    def distribution(self) -> DiagonalGaussian | DiagonalLaplace:
-        row = self.bound.row(self.vector[: self.trained].detach().clone())
-        scale = F.pad(positive(self.rho.detach()).to(row.dtype), (0, len(row) - self.beliefs))
-        return DiagonalGaussian(row, scale) if self.family is Family.GAUSSIAN else DiagonalLaplace(row, scale)
-
-
-def _is_learned(prior: BlockPrior) -> TypeGuard[ScaleMixture]:
-    return isinstance(prior, ScaleMixture) and prior.learned
 
 
 @dataclass(frozen=True)
@@ -179,9 +39,7 @@ class BuildMeanField:
 
     def size(self, model: Model) -> int:
         return (
-            model.layout.trained
-            + model.layout.belief
-            + 3 * sum(_is_learned(p) for _, p in model.prior_blocks)
+            model.layout.trained + model.layout.belief + 3 * sum(is_learned(p) for _, p in model.prior_blocks)
         )
 
     def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> MeanFieldLearner:
@@ -198,15 +56,19 @@ class MeanField(Training):
 
     Args:
         kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any
-            prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo.
+            prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo;
+            for embedding tables closed or the bound, so that a step draws no more rows than it looks up
+            (Monte Carlo, as a learned prior needs it, draws all rows; so does ``compile``).
         kl_start: epochs without KL at the start.
         kl_full: epoch at which the KL's weight has grown to its full size, in a line from ``kl_start``.
         family: ``gaussian`` or ``laplace`` q.
         initial_std: start standard deviation in units of each tensor's own root mean square.
         validation_draws: posterior draws of the validation NLL.
+        gradient: how a step estimates its gradient: ``draw``, ``local`` (linear layers, Gaussian q) or
+            ``antithetic`` (two passes a step). The last two need ``closed`` or ``bound``, their default KL.
 
     Example:
-        >>> import singularbayes as sb
+        >>> import torch, singularbayes as sb
         >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
         >>> layers = torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
         >>> net = sb.factorize(torch.nn.Sequential(*layers), rank={"2": 2})
@@ -223,11 +85,23 @@ class MeanField(Training):
     family: Family = Family.GAUSSIAN
     initial_std: float = 0.1
     validation_draws: int = 8
+    gradient: Gradient = Gradient.DRAW
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "family", Family(self.family))
         object.__setattr__(self, "kl", None if self.kl is None else KL(self.kl))
+        object.__setattr__(self, "gradient", Gradient(self.gradient))
+        if self.gradient is not Gradient.DRAW and self.kl is KL.MONTE_CARLO:
+            raise ValueError(
+                f"gradient={self.gradient.value!r} has no one draw of the weights to take "
+                f"kl=sb.KL.MONTE_CARLO at; use kl=None, sb.KL.CLOSED or sb.KL.BOUND"
+            )
+        if self.gradient is Gradient.LOCAL and (self.family is not Family.GAUSSIAN or self.compile):
+            raise ValueError(
+                "gradient='local' needs family='gaussian' (sums of other noise have another form) and "
+                "compile=False"
+            )
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
         if self.kl_start < 0 or (self.kl_full and self.kl_full < self.kl_start):
@@ -247,16 +121,26 @@ class MeanField(Training):
 
     def estimator(self, prior: BlockPrior) -> KL:
         """The KL estimator for one block's prior."""
-        if self.kl is None:
+        if self.kl is None and (self.gradient is Gradient.DRAW or has_closed_form(prior)):
             return KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO
+        if is_learned(prior) and self.kl is not KL.MONTE_CARLO:
+            raise ValueError(
+                "a learned ScaleMixture needs kl=sb.KL.MONTE_CARLO and gradient=sb.Gradient.DRAW"
+            )
+        if self.kl is None:
+            return KL.BOUND
         if self.kl is KL.CLOSED and not has_closed_form(prior):
             raise ValueError(
                 f"the KL to {type(prior).__name__} has no closed form; use kl=sb.KL.MONTE_CARLO or "
                 f"sb.KL.BOUND"
             )
-        if _is_learned(prior) and self.kl is not KL.MONTE_CARLO:
-            raise ValueError("a learned ScaleMixture needs kl=sb.KL.MONTE_CARLO")
         return self.kl
+
+    def table_estimator(self, prior: BlockPrior) -> KL:
+        """The KL estimator for an embedding table: by default one that needs no draw of every row."""
+        if self.kl is not None or has_closed_form(prior) or is_learned(prior):
+            return self.estimator(prior)
+        return KL.BOUND
 
     def fit(
         self,

@@ -19,9 +19,6 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +32,14 @@ from ..posterior import Posterior
 from ..probing import checked_device
 from ..random import forked, generator
 from . import resume
-from .learner import Bound, Build, Prepared, prepare
+from .distributed import Ranks
+from .learner import Bound, Build, Prepared, TwoSided, prepare
 from .progress import Progress, shown
+from .settings import Schedule, Training
 
 __all__ = ["Run", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
 
 _CHECKPOINT_SECONDS = 20.0
-
-
-class Schedule(StrEnum):
-    """How the learning rate moves over a fit."""
-
-    CONSTANT = "constant"
-    COSINE = "cosine"
-
-    def factor(self, progress: float) -> float:
-        """Multiple of the learning rate at ``progress`` in [0, 1)."""
-        return 1.0 if self is Schedule.CONSTANT else 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class TrainingDiverged(FloatingPointError):  # noqa: N818 - public; it names what happened
@@ -66,53 +54,6 @@ class TrainingDiverged(FloatingPointError):  # noqa: N818 - public; it names wha
         self.posterior = posterior
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Settings of the training loop, shared by every method that trains.
-
-    Args:
-        epochs: passes over the training data.
-        batch_size: examples a step (a user's own loader keeps its batches).
-        learning_rate: Adam's step size.
-        schedule: ``constant`` or ``cosine`` (to zero at the last step).
-        patience: stop after this many epochs without a better validation NLL and keep the best epoch; needs
-            ``validation``. ``None`` trains all epochs and keeps the last.
-        temperature: weight ``T`` of prior or KL; 1 is Bayes, below is a cold posterior.
-        autocast: run the forward pass in bfloat16 where torch finds it safe; sums stay in float32.
-        device: where to train, e.g. ``"cuda"``; by default where the network is. The posterior lives there.
-        compile: compile the network's forward pass with ``torch.compile``.
-    """
-
-    epochs: int = 50
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    schedule: Schedule = Schedule.CONSTANT
-    patience: int | None = None
-    temperature: float = 1.0
-    autocast: bool = False
-    device: str | None = None
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.patience is not None and not (isinstance(self.patience, Integral) and self.patience >= 1):
-            raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience!r}")
-        for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 or positive, got {self.temperature}")
-        if self.device is not None:
-            checked_device(self.device)
-        object.__setattr__(self, "schedule", Schedule(self.schedule))
-
-
 def _start(model: Model, device: torch.device) -> Tensor:
     return model.layout.flatten(model.network, model.likelihood.parameters).to(device)
 
@@ -125,8 +66,11 @@ class Run:
     ) -> None:
         start = _start(model, device)
         self.model, self.settings, self.data, self.seed, self.device = model, settings, data, seed, device
-        gradient = torch.zeros(build.size(model), dtype=start.dtype, device=device)
-        self.bound = Bound(model, device, gradient, start)
+        self.ranks = Ranks.present()
+        size, room = build.size(model), 2 if self.ranks.size > 1 else 0
+        self.storage = torch.zeros(size + room, dtype=start.dtype, device=device)
+        gradient = self.storage[:size]
+        self.bound = Bound(model, device, gradient, start, data.probe)
         self.learner = build(self.bound, start, gradient)
         vector = self.learner.vector
         vector.grad = self.learner.gradient
@@ -145,6 +89,17 @@ class Run:
         learner = self.learner
         learner.draw(noise)
         learner.gradient.zero_()
+        loss = self._pass(x, y, checked)
+        if isinstance(learner, TwoSided) and learner.sides == 2:
+            learner.mirror()
+            loss = (loss + self._pass(x, y, checked)) / 2
+        learner.finish(weight, progress)
+        loss = self.ranks.average(self.storage, loss, len(y))
+        self.optimizer.step()
+        return loss
+
+    def _pass(self, x: Any, y: Tensor, checked: bool) -> Tensor:
+        """Forward and backward; the loss."""
         if self.settings.autocast:
             with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
                 outputs = call(self.forward, x).float()
@@ -154,36 +109,38 @@ class Run:
             y = self.model.likelihood.labels(outputs.shape, y)
         loss = self.model.likelihood.loss(outputs, y, self.bound.likelihood_numbers)
         loss.backward()
-        learner.finish(weight, progress)
-        self.optimizer.step()
-        return loss
+        return loss.detach()
 
     def epoch(self) -> dict[str, float]:
         """One pass; returns the size-weighted mean NLL and the objective per datum."""
         settings, number = self.settings, self.state.epoch
         count = self.data.train.num_data
         weight = settings.temperature / count
-        noise = generator(self.seed, "noise", number, device=self.device)
+        ranks = self.ranks
+        noise = generator(self.seed, "noise", number, *ranks.place, device=self.device)
         losses: list[Tensor | float] = []
         sizes: list[int] = []
         seen = 0
         at_once = self.device.type == "cpu"  # elsewhere asking for each loss would wait for the device
         checked = isinstance(self.data.train, Tensors)
-        with forked(self.seed, "forward", number, device=self.device), self._train_mode():
-            for inputs, labels in self.data.train.epoch(settings.batch_size, self.seed, number, shuffle=True):
+        with forked(self.seed, "forward", number, *ranks.place, device=self.device), self._train_mode():
+            for inputs, labels, rows in ranks.batches(
+                self.data.train, settings.batch_size, self.seed, number
+            ):
                 x, y = inputs, labels
                 if not checked:
                     x, y = to_device(inputs, self.device), labels.to(self.device)
                 progress = number + seen / count
                 self._set_rate(min(progress / settings.epochs, 1.0))
-                loss: Tensor | float = self.step(x, y, weight, progress, noise, checked).detach()
+                loss: Tensor | float = self.step(x, y, weight, progress, noise, checked)
                 if at_once:
                     loss = loss.item()
                     if not math.isfinite(loss):
                         raise _NotFiniteError(len(losses))
                 losses.append(loss)
-                sizes.append(len(labels))
-                seen += len(labels)
+                sizes.append(rows)
+                seen += rows
+        ranks.average_buffers(self.bound.network, self.model.layout)
         values = [float(loss) for loss in losses]
         for step, value in enumerate(values):
             if not math.isfinite(value):
@@ -211,7 +168,7 @@ class Run:
         """Mean NLL of the predictive mixture on validation data."""
         with torch.autocast(self.device.type, enabled=False):
             predictive = self.posterior({}).predict(x, draws=draws, seed=self.seed)
-            return -predictive.log_prob(y).double().mean().item()
+            return self.ranks.agreed(-predictive.log_prob(y).double().mean().item(), self.device)
 
     # Snapshots
 
@@ -279,7 +236,8 @@ def fit_learner(
         data: training data, any form of ``data.as_source``.
         validation: held-out data or ``None``.
         seed: of order, noise and dropout.
-        checkpoint: folder to save to at ends of epochs and to go on from; ``None`` saves nothing.
+        checkpoint: folder to save to at ends of epochs and to go on from; ``None`` saves nothing. Of several
+            ranks the first writes, and all read.
         progress: show a bar (``None``: on a terminal only).
         validation_draws: draws of the validation NLL.
         facts: goes into ``info`` (method's name, trained numbers).
@@ -290,11 +248,13 @@ def fit_learner(
     """
     device = checked_device(settings.device) if settings.device else model.device
     prepared = prepare(model, settings.patience, data, validation, device)
+    Ranks.present().check(prepared.train)
     run = Run(model, settings, build, prepared, device, seed)
     folder = None if checkpoint is None else Path(checkpoint)
     # A constant learning rate does not look ahead: such a fit may go on to more epochs.
     free = ("epochs", "device") if settings.schedule is Schedule.CONSTANT else ("device",)
     mark = resume.fingerprint(settings, free, model, prepared, run.good["vector"], seed)
+    run.ranks.check_equal(mark)
     if folder is not None and resume.exists(folder):
         run.state, run.good, run.best = resume.read(folder, mark)
         if run.state.epoch > settings.epochs:
@@ -303,7 +263,8 @@ def fit_learner(
                 f"epochs={settings.epochs}; ask for at least as many epochs, or choose another folder"
             )
         run.restore(run.good)
-    with shown(facts["method"], settings.epochs, progress) as display:
+    run.ranks.check_equal(f"{mark} {run.state.epoch}")
+    with shown(facts["method"], settings.epochs, False if run.ranks.rank else progress) as display:
         _epochs(run, folder, mark, validation_draws, display, facts)
     if run.best is not None:
         run.restore(run.best)
@@ -347,7 +308,11 @@ def _epochs(
         state.history.append(record)
         display(state.epoch, settings.epochs, record)
         last = state.epoch == settings.epochs or state.stopped
-        if folder is not None and (last or time.monotonic() - saved > _CHECKPOINT_SECONDS):
+        if (
+            folder is not None
+            and run.ranks.rank == 0
+            and (last or time.monotonic() - saved > _CHECKPOINT_SECONDS)
+        ):
             resume.save(folder, mark, state, run.good, run.best)
             saved = time.monotonic()
 
@@ -368,6 +333,7 @@ def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "kept_epoch": kept,
         "seed": run.seed,
         "num_data": run.data.train.num_data,
+        "ranks": run.ranks.size,
         "settings": settings,
         "history": list(state.history),
     }

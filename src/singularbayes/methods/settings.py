@@ -1,0 +1,71 @@
+"""Settings of the training loop, shared by every method that trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from numbers import Integral, Real
+
+from ..probing import checked_device
+
+__all__ = ["Schedule", "Training"]
+
+
+class Schedule(StrEnum):
+    """How the learning rate moves over a fit."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+    def factor(self, progress: float) -> float:
+        """Multiple of the learning rate at ``progress`` in [0, 1)."""
+        return 1.0 if self is Schedule.CONSTANT else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of the training loop, shared by every method that trains.
+
+    Args:
+        epochs: passes over the training data.
+        batch_size: examples a step, of all ranks together where several train (a user's own loader keeps its
+            batches).
+        learning_rate: Adam's step size.
+        schedule: ``constant`` or ``cosine`` (to zero at the last step).
+        patience: stop after this many epochs without a better validation NLL and keep the best epoch; needs
+            ``validation``. ``None`` trains all epochs and keeps the last.
+        temperature: weight ``T`` of prior or KL; 1 is Bayes, below is a cold posterior.
+        autocast: run the forward pass in bfloat16 where torch finds it safe; sums stay in float32.
+        device: where to train, e.g. ``"cuda"``; by default where the network is. The posterior lives there.
+        compile: compile the network's forward pass with ``torch.compile``.
+    """
+
+    epochs: int = 50
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    schedule: Schedule = Schedule.CONSTANT
+    patience: int | None = None
+    temperature: float = 1.0
+    autocast: bool = False
+    device: str | None = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.patience is not None and not (isinstance(self.patience, Integral) and self.patience >= 1):
+            raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience!r}")
+        for name in ("learning_rate", "temperature"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be 0 or positive, got {self.temperature}")
+        if self.device is not None:
+            checked_device(self.device)
+        object.__setattr__(self, "schedule", Schedule(self.schedule))

@@ -33,7 +33,7 @@ from singularbayes.recipes.data import pm25_files
 from singularbayes.recipes.data.pm25_files import Hours
 from singularbayes.recipes.data.splits import Features, Labelled, Splits, Units
 
-__all__ = ["FEATURES", "HOURS", "Statistics", "encode", "fit", "from_hours", "load", "windows"]
+__all__ = ["FEATURES", "HOURS", "HOW_TO_GET", "Statistics", "encode", "fit", "from_hours", "load", "windows"]
 
 FEATURES = (
     "PM2.5", "DEWP", "TEMP", "PRES", "Iws", "Is", "Ir", "NW", "NE", "SE", "cv",
@@ -43,6 +43,7 @@ FEATURES = (
 (m/s), cumulated hours of snow and of rain, wind direction as one of four, hour and month on their circles."""
 
 HOURS = 24
+HOW_TO_GET = pm25_files.HOW_TO_GET
 SHARES = (0.7, 0.15)
 
 
@@ -111,9 +112,7 @@ def from_hours(beijing: Hours, guangzhou: Hours, shanghai: Hours, *, consecutive
         test=sets["test"],
         ood={name: other[name] for name in ("Guangzhou", "Shanghai")},
         ood_validation={"Shanghai": other["Shanghai for choices"]},
-        feature_names=tuple(
-            f"{name}, {HOURS - step} h before" for step in range(HOURS) for name in FEATURES
-        ),
+        feature_names=tuple(f"{name}, {HOURS - step} h before" for step in range(HOURS) for name in FEATURES),
         label_units=Units(name="ug/m3", zero=float(statistics.mean[0]), one=float(statistics.std[0])),
         notes=_notes(sets, other, own, (beijing, guangzhou, shanghai), statistics, consecutive),
     )

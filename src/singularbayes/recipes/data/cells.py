@@ -69,7 +69,9 @@ def read_cells(path: Path, wanted: Sequence[str], how_to_get: str, *, prefix: st
     return text.iloc[1:].dropna(how="all")
 
 
-def numbers(path: Path, name: str, rows: NDArray[np.int64], cells: NDArray[np.object_]) -> NDArray[np.float64]:
+def numbers(
+    path: Path, name: str, rows: NDArray[np.int64], cells: NDArray[np.object_]
+) -> NDArray[np.float64]:
     """Cells as numbers, nan for empty ones.
 
     Raises:

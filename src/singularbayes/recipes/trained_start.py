@@ -1,6 +1,6 @@
 """Start a method at a trained network: LR-SVD of arXiv 2602.00387, as a method of its own.
 
-W trained by `point`,    A = U_r S_r^(1/2),  B = V_r S_r^(1/2),    then `method` from there
+W trained by `point`,    A = U_r S_r^(1/2),  B = V_r S_r^(1/2),    then `member` from there
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ __all__ = ["FromTrained"]
 
 @dataclass(frozen=True, kw_only=True)
 class FromTrained:
-    """Train a stock network, turn it into the model's structure, and go on with ``method`` from there.
+    """Train a stock network, turn it into the model's structure, and go on with ``member`` from there.
 
-    The seconds of the result hold both fits. It has no ``patience`` of its own, so a plan that wants early
-    stopping hands over the validation set with ``uses_validation=True``.
+    The seconds of the result hold both fits.
 
     Args:
-        method: fits the model, whose network has the structure that ``convert`` makes.
+        member: fits the model, whose network has the structure that ``convert`` makes.
         point: trains the stock network.
         network: makes the stock network.
         convert: the stock network in the model's structure, with the trained weights' best approximation.
     """
 
-    method: MeanField
+    member: MeanField
     point: MAP
     network: Callable[[], nn.Module] = field(repr=False)
     convert: Callable[[nn.Module], nn.Module] = field(repr=False)
@@ -67,7 +66,7 @@ class FromTrained:
         )
         point.layout.write(stock, point.draw(1)[0])
         start = Model(self.convert(stock), model.likelihood, prior=model.prior, deterministic=_points(model))
-        posterior = self.method.fit(start, train, validation, seed=seed, checkpoint=second, progress=progress)
+        posterior = self.member.fit(start, train, validation, seed=seed, checkpoint=second, progress=progress)
         posterior.info["method"] = type(self).__name__
         posterior.info["seconds"] += point.info["seconds"]
         return posterior

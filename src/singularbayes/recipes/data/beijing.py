@@ -86,8 +86,8 @@ def from_hours(beijing: Hours, guangzhou: Hours, shanghai: Hours, *, consecutive
     for station, rows in ((beijing, home), (guangzhou, far), (shanghai, near)):
         if len(rows.raw) < 8 * HOURS:
             raise ValueError(
-                f"{station.name}: got {len(rows.raw)} rows with PM2.5, expected at least {8 * HOURS}: windows "
-                f"of {HOURS} hours for every set"
+                f"{station.name}: got {len(rows.raw)} rows with PM2.5, expected at least {8 * HOURS}: "
+                f"windows of {HOURS} hours for every set"
             )
     total = len(home.raw) - HOURS
     first, second = round(SHARES[0] * total), round(SHARES[1] * total)
@@ -119,7 +119,7 @@ def from_hours(beijing: Hours, guangzhou: Hours, shanghai: Hours, *, consecutive
 
 
 def encode(table: pd.DataFrame) -> NDArray[np.float64]:
-    """The 15 features of every hour of an `Hours.table`, (hours, 15), in `FEATURES`' order and the source's units."""
+    """The features of every hour of an `Hours.table`, (hours, 15), in the source's units."""
     clock = pd.DatetimeIndex(table.index)
     hour, month = 2 * np.pi * clock.hour.to_numpy() / 24, 2 * np.pi * (clock.month.to_numpy() - 1) / 12
     numbers = [table[name].to_numpy(np.float64) for name in FEATURES[:7]]
@@ -176,14 +176,14 @@ class _Windows:
 
 
 def _sequence(station: Hours) -> _Rows:
-    table = station.table[station.kept]
+    table = station.table.loc[station.kept]
     hour = pd.DatetimeIndex(table.index).to_numpy().astype("datetime64[h]").astype(np.int64)
     return _Rows(raw=encode(table), hour=hour)
 
 
 def _cut(rows: _Rows, statistics: Statistics, consecutive: bool) -> _Windows:
     scaled = ((rows.raw - statistics.mean) / statistics.std).astype(np.float32)
-    x, y = windows(scaled)
+    x, y = windows(scaled)[0], scaled[HOURS:, 0]
     whole = rows.hour[HOURS:] - rows.hour[:-HOURS] == HOURS
     return _Windows(x=x, y=y, whole=whole, wanted=whole if consecutive else np.ones_like(whole))
 
@@ -216,21 +216,28 @@ def _notes(
         "PM2.5, MAE, RMSE, CRPS and widths of intervals are in ug/m3 (variances in its square).",
         "In time order: " + "; ".join(f"{name} {persistence(pair)}" for name, pair in sets.items()) + ".",
         "Other cities: " + "; ".join(f"{name} {persistence(pair)}" for name, pair in other.items()) + ".",
-        f"Of Beijing's {len(own.whole):,} windows {int((~own.whole).sum()):,} jump over hours without PM2.5; "
-        f"they are {gaps}.",
-        "Training rows alone fixed the mean and the standard deviation of the 15 features and of y "
-        f"({statistics.mean[0]:.1f} and {statistics.std[0]:.1f} ug/m3).",
-        "The cities' PM2.5 is moved on by one hour, as the Beijing file has it, and their precipitation in mm is "
-        f"counted in hours, as snow up to {pm25_files.SNOW_UP_TO:g} deg C.",
+        (
+            f"Of Beijing's {len(own.whole):,} windows {int((~own.whole).sum()):,} jump over hours without "
+            f"PM2.5; they are {gaps}."
+        ),
+        (
+            "Training rows alone fixed the mean and the standard deviation of the 15 features and of y "
+            f"({statistics.mean[0]:.1f} and {statistics.std[0]:.1f} ug/m3)."
+        ),
+        (
+            "The cities' PM2.5 is moved on by one hour, as the Beijing file has it, and their precipitation "
+            f"in mm is counted in hours, as snow up to {pm25_files.SNOW_UP_TO:g} deg C."
+        ),
         *(
-            f"{s.name}: {int(s.kept.sum()):,} of {len(s.kept):,} hours are rows; {s.carried:,} missing cells of "
-            f"weather are those of the hour before; {s.impossible:,} cells held impossible values; wind from "
+            f"{s.name}: {int(s.kept.sum()):,} of {len(s.kept):,} hours are rows; {s.carried:,} missing cells "
+            "of weather are those of the hour before; "
+            f"{s.impossible:,} cells held impossible values; wind from "
             f"SW, which Beijing's file does not know, counts as cv in {s.southwest:,} rows."
             for s in stations
         ),
         (
-            "The earlier half of Shanghai serves for choices, the later half is scored: results there are those "
-            "of someone who knows the kind of shift. Nothing of Guangzhou serves for choices."
+            "The earlier half of Shanghai serves for choices, the later half is scored: results there are "
+            "those of someone who knows the kind of shift. Nothing of Guangzhou serves for choices."
         ),
         (
             "Licence of both sources: CC BY 4.0. Cite Liang et al., Proc. R. Soc. A 471 (2015) 20150257, and "

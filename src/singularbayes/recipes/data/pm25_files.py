@@ -7,11 +7,12 @@ The two sources differ, and a model of the one may be asked about the other only
 * **Rain and snow.** Beijing has cumulated hours of snow (Is) and of rain (Ir), the cities millimetres. Hours
   with precipitation are counted as Beijing counts them, as snow up to 1 deg C (in Beijing's file all hours of
   snow, 1 % of those of rain) and as rain above; an empty cell is a dry hour.
-* **Wind.** Beijing knows NW, NE, SE and cv (calm or variable), so that cv holds all that is none of the three;
-  SW of the cities counts as cv: as a fifth direction it would be an input that training never saw.
+* **Wind.** Beijing knows NW, NE, SE and cv (calm or variable), so that cv holds all that is none of the
+  three; SW of the cities counts as cv: as a fifth direction it would be an input that training never saw.
 * **The impossible.** Values outside of `LIMITS` (-9999, 999990) count as missing. Missing weather is that of
   the hour before.
-* **The same column twice.** Guangzhou's ``PM_City Station`` is its ``PM_US Post``; only the latter is an input.
+* **The same column twice.** Guangzhou's ``PM_City Station`` is its ``PM_US Post``; only the latter is an
+  input.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def read_city(path: Path, name: str) -> Hours:
     order = ["PM2.5", *_WEATHER, "Is", "Ir", "wind"]
     return Hours(
         name=name,
-        table=table[order].set_axis(raw.clock, axis=0),
+        table=table.loc[:, order].set_axis(raw.clock, axis=0),
         kept=kept,
         carried=carried,
         impossible=impossible,
@@ -154,7 +155,7 @@ class _Raw:
 
     @staticmethod
     def read(path: Path, names: dict[str, str], more: Sequence[str], prefix: str = "") -> _Raw:
-        """Read the columns that `names` maps our names to; `more`, and all with `prefix`, need not be empty."""
+        """Read what `names` maps our names to; for `complete` also `more` and all columns with `prefix`."""
         text = read_cells(path, [*_CLOCK, *names.values(), *more, "cbwd"], HOW_TO_GET, prefix=prefix)
         rows = text.index.to_numpy()
         cells = {name: text[name].to_numpy(dtype=object) for name in text.columns}
@@ -185,11 +186,11 @@ def _clock(
         wrong = ~(columns[name] % 1 == 0)
         refuse(path, name, rows, cells[name], wrong, "a whole number")
     parts = pd.DataFrame({name: columns[name].astype(np.int64) for name in _CLOCK})
-    clock = pd.to_datetime(parts, errors="coerce")
+    clock = pd.Series(pd.to_datetime(parts, errors="coerce"))
     texts = (parts["year"].astype(str) + "-" + parts["month"].astype(str) + "-" + parts["day"].astype(str)
              + " " + parts["hour"].astype(str) + ":00").to_numpy(dtype=object)  # fmt: skip
     after = np.r_[False, (clock.diff() != pd.Timedelta(hours=1)).to_numpy()[1:]]
-    refuse(path, "year to hour", rows, texts, clock.isna().to_numpy(), "an hour of the calendar")
+    refuse(path, "year to hour", rows, texts, np.asarray(pd.isna(clock)), "an hour of the calendar")
     refuse(path, "year to hour", rows, texts, after, "the hour after that of the row above")
     return pd.DatetimeIndex(clock)
 
@@ -205,11 +206,13 @@ def _carried(path: Path, rows: NDArray[np.int64], table: pd.DataFrame) -> tuple[
     if "precipitation" in table:
         table = table.assign(precipitation=table["precipitation"].fillna(0.0))
     weather = [name for name in table.columns if name != "PM2.5"]
-    filled = table[weather].ffill()
+    filled = table.loc[:, weather].ffill()
     for name in weather:
-        missing = filled[name].isna().to_numpy()
-        empty = np.full(len(rows), np.nan, dtype=object)
-        refuse(path, name, rows, empty, missing, "a possible value in the first row, to carry on from")
+        if pd.isna(filled[name].to_numpy()[0]):
+            raise ValueError(
+                f"{path}: row {rows[0]}, column {name}: got no possible value, expected one in the first row: "
+                "what is missing later is carried on from it"
+            )
     carried = int(table[weather].isna().to_numpy().sum())
     return pd.concat([table[["PM2.5"]], filled], axis=1), carried
 

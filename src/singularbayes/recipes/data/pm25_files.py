@@ -210,8 +210,8 @@ def _carried(path: Path, rows: NDArray[np.int64], table: pd.DataFrame) -> tuple[
     for name in weather:
         if pd.isna(filled[name].to_numpy()[0]):
             raise ValueError(
-                f"{path}: row {rows[0]}, column {name}: got no possible value, expected one in the first row: "
-                "what is missing later is carried on from it"
+                f"{path}: row {rows[0]}, column {name}: got no possible value, expected one in the first "
+                "row: what is missing later is carried on from it"
             )
     carried = int(table[weather].isna().to_numpy().sum())
     return pd.concat([table[["PM2.5"]], filled], axis=1), carried

@@ -396,7 +396,7 @@ def test_a_run_from_files_ends_in_a_report_in_micrograms(tmp_path: Path):
         overrides=flags,
         bootstrap=5,
     )
-    splits = beijing.load(folder, 0)
+    splits = beijing.load(folder)
     evaluation = run.of("MeanField, low rank")[0].evaluation
     units, (_, y) = splits.label_units, splits.test
     assert units is not None
@@ -406,7 +406,7 @@ def test_a_run_from_files_ends_in_a_report_in_micrograms(tmp_path: Path):
     assert evaluation.metrics["mae"].value == pytest.approx(np.abs(arrays.mean - arrays.labels).mean())
     assert evaluation.metrics["mae"].value > 10, "the mutant in standard deviations is below 2"
     assert (
-        openfolder_of(tmp_path / "run", {"beijing": recipe})
+        open_folder(tmp_path / "run", {"beijing": recipe})
         .of("MeanField, low rank")[0]
         .posterior.info["low_rank"]
     )

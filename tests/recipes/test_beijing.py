@@ -9,19 +9,19 @@ from torch import nn
 import singularbayes as sb
 from singularbayes.functions import Way, way_for
 from singularbayes.methods.deep_ensemble import reinitialized
-from singularbayes.recipes import ALL, Plan, beijing, flag_fields
+from singularbayes.recipes import ALL, Plan, beijing, flag_fields, forecaster
 from singularbayes.recipes.overrides import check_overrides, overridden
 from singularbayes.recipes.trained_start import FromTrained
 
 
-def _gates(network: beijing.Forecaster) -> torch.Tensor:
+def _gates(network: forecaster.Forecaster) -> torch.Tensor:
     """Biases of both layers, input-hidden and hidden-hidden summed: (2, 4, 64), torch's order of gates."""
     named = dict(network.lstm.named_parameters())
     sums = [named[f"bias_ih_l{layer}"] + named[f"bias_hh_l{layer}"] for layer in range(2)]
     return torch.stack(sums).detach().reshape(2, 4, 64)
 
 
-@pytest.mark.parametrize("make", [beijing.full, beijing.low])
+@pytest.mark.parametrize("make", [forecaster.full, forecaster.low])
 def test_forget_gates_start_open_also_in_members_of_an_ensemble(make):
     first = make()
     again = reinitialized(sb.Model(first, sb.Gaussian()), seed=3).network
@@ -36,19 +36,19 @@ def test_forget_gates_start_open_also_in_members_of_an_ensemble(make):
 
 def test_the_networks_have_the_sizes_of_the_paper():
     x = torch.randn(3, 24, 15)
-    for network in (beijing.full(), beijing.low(), beijing.flat()):
+    for network in (forecaster.full(), forecaster.low(), forecaster.flat()):
         assert network(x).shape == (3, 1)
-    deterministic = sum(p.numel() for p in beijing.full().parameters())
+    deterministic = sum(p.numel() for p in forecaster.full().parameters())
     assert deterministic == 4 * 64 * (15 + 64 + 2) + 4 * 64 * (64 + 64 + 2) + 65
     factors = (256 + 15) * 14 + (256 + 64) * 20 + (256 + 64) * 14 + (256 + 64) * 20 + 64 + 1
-    assert sum(p.numel() for p in beijing.low().parameters()) == factors + 4 * 256 + 1
-    assert way_for(beijing.full()) is way_for(beijing.low()) is Way.LOOP
-    assert sum(isinstance(module, nn.Linear) for module in beijing.flat(32).modules()) == 2
+    assert sum(p.numel() for p in forecaster.low().parameters()) == factors + 4 * 256 + 1
+    assert way_for(forecaster.full()) is way_for(forecaster.low()) is Way.LOOP
+    assert sum(isinstance(module, nn.Linear) for module in forecaster.flat(32).modules()) == 2
 
 
 def test_the_forecast_reads_the_whole_window_and_its_last_hour():
     torch.manual_seed(0)
-    network = beijing.full()
+    network = forecaster.full()
     x = torch.randn(1, 24, 15, requires_grad=True)
     network(x).sum().backward()
     assert x.grad is not None
@@ -57,18 +57,18 @@ def test_the_forecast_reads_the_whole_window_and_its_last_hour():
 
 def test_the_svd_start_is_the_best_approximation_and_keeps_the_trained_biases():
     torch.manual_seed(0)
-    network = beijing.full()
+    network = forecaster.full()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    low = beijing.low_from(network)
+    low = forecaster.low_from(network)
     u, s, v = torch.linalg.svd(network.lstm.weight_hh_l1.detach().double())
     best = (u[:, :20] * s[:20]) @ v[:20]
     torch.testing.assert_close(low.lstm.weight_hh_l1.detach().double(), best, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(_gates(low), _gates(network))
     torch.testing.assert_close(low.head.weight, network.head.weight)
     with pytest.raises(TypeError, match=r"expected nn\.LSTM and nn\.Linear"):
-        beijing.low_from(low)
+        forecaster.low_from(low)
 
 
 def _small(seed: int = 0) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -93,7 +93,7 @@ def test_a_fit_from_a_trained_start_begins_where_the_point_estimate_ended():
     train, held = _small()
     plan = _svd_plan()
     assert plan.needs_validation
-    model = plan.model(beijing.low(), sb.Gaussian())
+    model = plan.model(forecaster.low(), sb.Gaussian())
     before = [p.clone() for p in model.network.parameters()]
     trained = plan.method.fit(model, train, held, seed=0)
     cold = plan.method.member.fit(model, train, held, seed=0)

@@ -1,4 +1,4 @@
-"""The networks of the ``beijing`` recipe: an LSTM forecaster, full and of low rank, and a feed-forward one."""
+"""The networks of the ``beijing`` recipe: an LSTM forecaster, full or of low rank; a feed-forward one."""
 
 from __future__ import annotations
 

@@ -1,13 +1,24 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
-from . import digits, icu, sine
+from . import beijing, digits, icu, sine
 from .folder import RunFolder, open_folder, slug, summary, write_report
 from .nearest import did_you_mean
 from .overrides import flag_fields
 from .recipe import Plan, Recipe, Run
 from .running import run_recipe
 
-ALL: dict[str, Recipe] = {r.name: r for r in (digits.RECIPE, sine.RECIPE, sine.RELU, icu.RECIPE, icu.PAPER)}
+ALL: dict[str, Recipe] = {
+    r.name: r
+    for r in (
+        digits.RECIPE,
+        sine.RECIPE,
+        sine.RELU,
+        icu.RECIPE,
+        icu.PAPER,
+        beijing.RECIPE,
+        beijing.PAPER,
+    )
+}
 
 __all__ = [
     "ALL",

@@ -15,18 +15,24 @@ from .recipe import Plan
 
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
-_NOT_FLAGS = {"executor", "member"}  # objects; no text on a command line stands for one
+_METHODS = ("member", "point")  # fields that hold a method themselves
+_NOT_FLAGS = {"executor", "network", "convert", *_METHODS}  # objects; no text on a command line is one
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 
 def flag_fields(method: Any) -> list[str]:
-    """The fields of a method, then of its members, that a text can set."""
-    fields = [*method.__dataclass_fields__, *getattr(method, "member", method).__dataclass_fields__]
+    """The fields of a method, then of the methods in it, that a text can set."""
+    fields = [name for part in _parts(method) for name in part.__dataclass_fields__]
     return [name for name in dict.fromkeys(fields) if name not in _NOT_FLAGS]
 
 
+def _parts(method: Any) -> list[Any]:
+    """A method and those that it holds."""
+    return [method, *(getattr(method, name) for name in _METHODS if hasattr(method, name))]
+
+
 def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
-    """The plan with those fields changed that its method, or its method's member, has."""
+    """The plan with those fields changed that its method, or a method in it, has."""
 
     def changed(method: Any) -> Any:
         fields = method.__dataclass_fields__
@@ -36,8 +42,7 @@ def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
             for key, value in overrides.items()
             if key in fields and key not in _NOT_FLAGS
         }
-        if "member" in fields:
-            known["member"] = changed(method.member)
+        known |= {name: changed(getattr(method, name)) for name in _METHODS if name in fields}
         return replace(method, **known)
 
     return replace(plan, method=changed(plan.method))
@@ -51,7 +56,7 @@ def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> 
     """
     kinds: dict[str, tuple[Any, ...]] = {}
     for plan in plans.values():
-        for method in (plan.method, getattr(plan.method, "member", plan.method)):
+        for method in _parts(plan.method):
             hints = typing.get_type_hints(type(method))
             kinds |= {key: _kinds(hints[key]) for key in method.__dataclass_fields__ if key not in _NOT_FLAGS}
     for key, value in overrides.items():

@@ -30,9 +30,10 @@ import torch
 from torch import nn
 
 from .. import checkpoint
-from ..evaluation import evaluate
+from ..evaluation import Evaluation, evaluate
+from ..evaluation.units import in_units
 from ..methods.training import TrainingDiverged
-from ..nn import LowRankLinear
+from ..nn import LowRankLinear, LowRankLSTM
 from ..random import forked
 from .data.splits import Splits
 from .folder import (
@@ -254,14 +255,16 @@ def _run(recipe: Recipe, job: _Job, bootstrap: int, made: Mapping[str, Any], say
     model = job.plan.model(job.network, recipe.likelihood)
     held = splits.validation if job.plan.needs_validation else None
     fitted = job.plan.method.fit(model, splits.train, held, seed=job.seed, checkpoint=folder / "checkpoint")
-    fitted.info["low_rank"] = any(isinstance(module, LowRankLinear) for module in job.network.modules())
+    fitted.info["low_rank"] = any(
+        isinstance(module, LowRankLinear | LowRankLSTM) for module in job.network.modules()
+    )
     ood = {key: x if y is None else (x, y) for key, (x, y) in splits.ood.items()}
     settings = {"ood": ood, "draws": recipe.draws, "bootstrap": bootstrap, "seed": job.seed, "name": job.name}
-    posterior, evaluation = fitted, evaluate(fitted, splits.test, **settings)
+    posterior, evaluation = fitted, _stated(evaluate(fitted, splits.test, **settings), splits)
     if recipe.calibrate:
         evaluation.save(folder / "uncalibrated")
         posterior = fitted.calibrate(splits.validation, draws=recipe.draws, seed=job.seed)
-        evaluation = evaluate(posterior, splits.test, **settings)
+        evaluation = _stated(evaluate(posterior, splits.test, **settings), splits)
     posterior.save(folder)
     evaluation.save(folder / "evaluation")
     temperature = posterior.likelihood.temperature
@@ -270,3 +273,9 @@ def _run(recipe: Recipe, job: _Job, bootstrap: int, made: Mapping[str, Any], say
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     say(f"{job.name}, seed {job.seed}: {fitted.info['seconds']:.1f} s")
     return read_job(folder, job.network)
+
+
+def _stated(evaluation: Evaluation, splits: Splits) -> Evaluation:
+    """In the units of the labels, where they were standardised."""
+    units = splits.label_units
+    return evaluation if units is None else in_units(evaluation, units.zero, units.one)

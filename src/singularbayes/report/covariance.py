@@ -156,6 +156,7 @@ def variance_field(
     truth: ArrayLike | None = None,
     bands: float = 2.0,
     styles: Styles | None = None,
+    label: str = "x",
 ) -> Figure:
     """The predictive along one input, a panel a method, and the epistemic std of all methods below.
 
@@ -167,6 +168,7 @@ def variance_field(
         truth: (G,) the function behind the data, or None.
         bands: half width of the bands, in standard deviations.
         styles: method -> style; by order where None.
+        label: name of the input, below the figure.
 
     Returns:
         The figure.
@@ -205,7 +207,7 @@ def variance_field(
             )
         if positive:
             below.set_yscale("log")
-        below.set(xlabel="x", ylabel="epistemic std", xlim=(at[0], at[-1]))
+        below.set(xlabel=plain(label), ylabel="epistemic std", xlim=(at[0], at[-1]))
         for ax in (*axes[: len(fields)], below):
             for left, right in unfamiliar:
                 ax.axvspan(left, right, color="#F3E8C8", zorder=-5, linewidth=0)

@@ -37,7 +37,7 @@ BETTER = {
 FIRST = {
     "categorical": ("accuracy", "negative_log_likelihood", "expected_calibration_error"),
     "bernoulli": ("accuracy", "auroc", "negative_log_likelihood", "expected_calibration_error"),
-    "gaussian": ("rmse", "negative_log_likelihood", "crps", "interval_coverage"),
+    "gaussian": ("mae", "rmse", "negative_log_likelihood", "crps", "interval_coverage"),
 }
 
 

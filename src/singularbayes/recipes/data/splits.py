@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +13,28 @@ from numpy.typing import NDArray
 Features = NDArray[np.float32]
 Labelled = tuple[Features, NDArray[np.number]]
 MaybeLabelled = tuple[Features, NDArray[np.number] | None]
+
+
+@dataclass(frozen=True)
+class Units:
+    """What a standardised y stands for: ``zero + one * y``, in units of a name.
+
+    Args:
+        name: of the units, for notes and headings.
+        zero: what 0 stands for.
+        one: the length of 1; positive.
+
+    Raises:
+        ValueError: a length that is not positive and finite, or a zero that is not finite.
+    """
+
+    name: str
+    zero: float
+    one: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.zero) and math.isfinite(self.one) and self.one > 0):
+            raise ValueError(f"got zero={self.zero}, one={self.one}, expected finite numbers, one above 0")
 
 
 @dataclass(frozen=True)
@@ -30,6 +53,7 @@ class Splits:
         feature_names: one name per entry of a flat row of X.
         class_names: one name per class, empty for a regression.
         notes: plain sentences: counts, what was imputed, what was fitted on train only, licences.
+        label_units: of a y that is standardised; results are then stated in them.
 
     Raises:
         ValueError: rows and labels differ in number, a set is empty, X is not finite float32, or a set has
@@ -44,6 +68,7 @@ class Splits:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    label_units: Units | None = None
 
     def __post_init__(self) -> None:
         for name, (features, labels) in self.named_sets().items():
@@ -54,7 +79,7 @@ class Splits:
     def __reduce__(self) -> tuple[type[Splits], tuple[object, ...]]:
         """Pickle and deep-copy through the constructor: read-only mappings do neither by themselves."""
         sets = (self.train, self.validation, self.test, dict(self.ood), dict(self.ood_validation))
-        return Splits, (*sets, self.feature_names, self.class_names, self.notes)
+        return Splits, (*sets, self.feature_names, self.class_names, self.notes, self.label_units)
 
     def named_sets(self) -> dict[str, MaybeLabelled]:
         """Every set under one name: "train", "validation", "test", "ood/NAME", "ood_validation/NAME"."""

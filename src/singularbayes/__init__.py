@@ -7,6 +7,7 @@ from .evaluation import Evaluation, evaluate
 from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
 from .methods.training import Schedule, TrainingDiverged
+from .methods.variational_module import VariationalModule
 from .model import Model
 from .nn import factorize
 from .posterior import Posterior, load
@@ -40,6 +41,7 @@ __all__ = [
     "ScaleMixture",
     "Schedule",
     "TrainingDiverged",
+    "VariationalModule",
     "diagnose",
     "evaluate",
     "factorize",

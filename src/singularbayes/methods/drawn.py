@@ -33,18 +33,34 @@ def _graph_task() -> int:
 
 
 class Recomputed:
-    """A forward pre-hook that notes in which backward pass a module was computed again."""
+    """A forward pre-hook that notes in which backward pass a module was computed again.
+
+    Activation checkpointing then used the weights of the latest draw; :meth:`follow` raises an error where
+    the gradient is another draw's.
+    """
 
     def __init__(self) -> None:
-        self.task = -1
+        self.task, self.latest = -1, 0
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if not torch.compiler.is_compiling() and in_backward():
             self.task = _graph_task()
 
-    def in_this_pass(self) -> bool:
-        """Whether that was the backward pass that runs now."""
-        return self.task == _graph_task()
+    def follow(self, w: Tensor, number: int) -> None:
+        """Check the gradient of draw ``number`` when it comes."""
+        self.latest = number
+        if not w.requires_grad:
+            return
+
+        def check(gradient: Tensor) -> None:  # it must not hold the module: the module holds its graph
+            del gradient
+            if self.task == _graph_task() and self.latest != number:
+                raise RuntimeError(
+                    "activation checkpointing computed layers again with the weights of a later draw; call "
+                    "backward() after each forward pass, or leave checkpointing out"
+                )
+
+        w.register_hook(check)
 
 
 class Kept(nn.Module):
@@ -74,7 +90,7 @@ class Kept(nn.Module):
         self._follow()
         return self
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
+    def _load_from_state_dict(self, *arguments: Any) -> None:  # type: ignore[override]
         super()._load_from_state_dict(*arguments)
         self._follow()  # load_state_dict(assign=True) brings new parameters
 
@@ -118,7 +134,7 @@ class Drawn:
 
     def _put(self, tensors: Sequence[Tensor | None]) -> None:
         for module, leaf, number in self._places:
-            module._parameters[leaf] = tensors[number]  # type: ignore[assignment]  # noqa: SLF001 - as functional_call
+            module._parameters[leaf] = tensors[number]  # noqa: SLF001 - as functional_call does
         for module in self._recurrent:
             names = module._flat_weights_names  # noqa: SLF001 - what the fused kernel is given
             module._flat_weights = [getattr(module, name) for name in names]  # noqa: SLF001

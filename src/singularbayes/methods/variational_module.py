@@ -19,11 +19,9 @@ import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standard_laplace_
-from ..divergence import KL, Family, bound_gradient, log_density
-from ..divergence import bound as kl_bound
+from ..divergence import KL, Family, log_density
 from ..functions import call, reduce_output
 from ..model import BlockPrior, Model
 from ..parameters import owner
@@ -31,79 +29,10 @@ from ..posterior import Posterior
 from ..priors import ScaleMixture
 from ..random import generator
 from .drawn import Drawn, in_backward
+from .gradients import DeterministicKL, Draw, NegativeLogPrior, Positive
 from .mean_field import MeanField, initial_scales, inverse_softplus
 
 __all__ = ["VariationalModule"]
-
-
-class _Positive(torch.autograd.Function):
-    """``softplus(rho)`` that keeps a gradient where it underflows."""
-
-    @staticmethod
-    def forward(ctx: Any, rho: Tensor) -> Tensor:
-        scale = positive(rho)
-        ctx.save_for_backward(scale)
-        return scale
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        (scale,) = ctx.saved_tensors
-        return -torch.expm1(-scale) * gradient
-
-
-class _Draw(torch.autograd.Function):
-    """``mean + softplus(rho) noise``.
-
-    It keeps its tensors as attributes, so that its backward may run twice: reentrant activation checkpointing
-    goes back through the weights once for each stretch of layers.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, rho: Tensor, noise: Tensor) -> Tensor:
-        scale = positive(rho)
-        ctx.slope = noise * -torch.expm1(-scale)
-        return torch.addcmul(mean, scale, noise)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        return gradient, gradient * ctx.slope, None
-
-
-class _Deterministic(torch.autograd.Function):
-    """Sum of a block's closed KL or bound, in nats, with its closed gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, scale: Tensor, family: Family, prior: BlockPrior) -> Tensor:
-        ctx.save_for_backward(mean, scale)
-        ctx.family, ctx.prior = family, prior
-        return kl_bound(family, prior, mean, scale).sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
-        by_mean, by_scale = bound_gradient(ctx.family, ctx.prior, *ctx.saved_tensors)
-        return gradient * by_mean, gradient * by_scale, None, None
-
-
-class _NegativeLogPrior(torch.autograd.Function):
-    """``-sum log p(w)`` of a block, for ``w`` and for a learned prior's numbers."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Tensor, numbers: Tensor | None, prior: BlockPrior) -> Tensor:
-        if numbers is not None and isinstance(prior, ScaleMixture):
-            prior = prior.with_unconstrained(numbers)
-        ctx.save_for_backward(w)
-        ctx.prior, ctx.learned = prior, numbers is not None
-        return -prior.log_prob(w).sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
-        (w,) = ctx.saved_tensors
-        numbers = gradient * ctx.prior.unconstrained_gradient(w) if ctx.learned else None
-        return gradient * ctx.prior.negative_score(w), numbers, None
 
 
 class VariationalModule(nn.Module):
@@ -240,18 +169,7 @@ class VariationalModule(nn.Module):
                 return
             self.drawn_count += 1
             w = self._with_point(self._weights())
-            if w.requires_grad:
-                number, recomputed = int(self.drawn_count), self.drawn.recomputed
-
-                def check(gradient: Tensor) -> None:
-                    del gradient
-                    if recomputed.in_this_pass() and int(self.drawn_count) != number:
-                        raise RuntimeError(
-                            "activation checkpointing computed layers again with the weights of a later "
-                            "draw; call backward() after each forward pass, or leave checkpointing out"
-                        )
-
-                w.register_hook(check)
+            self.drawn.recomputed.follow(w, int(self.drawn_count))
             self.drawn.put(w)
 
     def _with_point(self, belief: Tensor) -> Tensor:
@@ -263,7 +181,7 @@ class VariationalModule(nn.Module):
 
     def _weights(self) -> Tensor:
         """The believed parameters at the present draw."""
-        return _Draw.apply(self.mean, self.rho, self._present_noise())
+        return Draw.apply(self.mean, self.rho, self._present_noise())
 
     def _present_noise(self) -> Tensor:
         """Noise ``(d,)`` of the present draw; drawn again after a load or a cast."""
@@ -287,19 +205,19 @@ class VariationalModule(nn.Module):
         The same in train and eval mode, and before the first forward pass. With the Monte Carlo estimator it
         is at the draw of the last forward pass in train mode.
         """
-        scale, total, learned = _Positive.apply(self.rho), self.mean.new_zeros(()), 0
+        scale, total, learned = Positive.apply(self.rho), self.mean.new_zeros(()), 0
         with torch.autocast(self.mean.device.type, enabled=False):
             for block, prior, kl in self.estimators:
                 if kl is not KL.MONTE_CARLO:
-                    total = total + _Deterministic.apply(self.mean[block], scale[block], self.family, prior)
+                    total = total + DeterministicKL.apply(self.mean[block], scale[block], self.family, prior)
                     continue
                 noise, numbers = self._present_noise()[block], None
                 if _is_learned(prior) and self.prior_numbers is not None:
                     numbers = self.prior_numbers[learned : learned + 3]
                     learned += 3
-                w = _Draw.apply(self.mean[block], self.rho[block], noise)
+                w = Draw.apply(self.mean[block], self.rho[block], noise)
                 total = total + log_density(self.family, noise, scale[block]).sum()
-                total = total + _NegativeLogPrior.apply(w, numbers, prior)
+                total = total + NegativeLogPrior.apply(w, numbers, prior)
         return total
 
     def objective(self, outputs: Any, y: Tensor) -> Tensor:

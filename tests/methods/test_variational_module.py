@@ -314,7 +314,8 @@ def test_copies_and_pickles_after_forward_and_backward_go_on_to_the_same_numbers
         assert other.network.norm.running_mean is other.kept.norm.running_mean
 
 
-def test_a_module_in_a_spawned_process_draws_the_same(unchecked):
+@pytest.mark.slow  # a second process imports everything again; the quick tests pickle
+def test_a_module_in_a_spawned_process_draws_the_same():
     module = module_of(small())
     trained(module, 1)
     x, y = batch()
@@ -503,6 +504,8 @@ def test_two_draws_under_one_autocast_use_their_own_weights():
         assert torch.equal(layer(x), first)
 
 
+# dynamo looks at .grad of the drawn weights and hides the warning, unless warnings are errors
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_module_gives_the_same_numbers_from_one_graph():
     torch._dynamo.reset()
     network = small().float()

@@ -58,7 +58,7 @@ def build(num_data: int) -> ForTrainer:
     )  # fmt: skip
     network = sb.factorize(BertForSequenceClassification(config), rank={"*encoder*": 8})
     model = sb.Model(network, sb.Categorical(), prior=sb.Normal(1.0))
-    return ForTrainer(sb.VariationalModule(model, num_data=num_data, initial_std=0.02, temperature=0.1))
+    return ForTrainer(sb.VariationalModule(model, num_data=num_data, initial_std=0.05))
 
 
 def main(
@@ -69,9 +69,9 @@ def main(
     wrapped = build(len(train))
     with tempfile.TemporaryDirectory() as temporary:
         arguments = TrainingArguments(
-            output_dir=folder or temporary, max_steps=steps, per_device_train_batch_size=32, learning_rate=3e-3,
-            lr_scheduler_type="constant", weight_decay=0.0, save_steps=save_steps, logging_steps=50, seed=0,
-            report_to=[], use_cpu=True, disable_tqdm=True,
+            output_dir=folder or temporary, max_steps=steps, per_device_train_batch_size=32, seed=0,
+            learning_rate=3e-3, lr_scheduler_type="constant", weight_decay=0.0, save_steps=save_steps,
+            logging_steps=50, report_to=[], use_cpu=True, disable_tqdm=True,
         )  # fmt: skip
         Trainer(wrapped, arguments, train_dataset=train).train(resume_from_checkpoint=resume)
     return wrapped

@@ -63,6 +63,5 @@ if __name__ == "__main__":
     trained = main().variational.posterior()
     for place in (0.5, 4.0):
         predictive = trained.predict(torch.tensor([[place]]), draws=64)
-        print(
-            f"x = {place}: {predictive.mean.item():+.2f}, epistemic variance {predictive.epistemic.item():.4f}"
-        )
+        variance = predictive.epistemic.item()
+        print(f"x = {place}: {predictive.mean.item():+.2f}, epistemic variance {variance:.4f}")

@@ -82,4 +82,4 @@ if __name__ == "__main__":
     test = Sentences(128, seed=1)
     predictive = posterior.predict({"input_ids": test.ids, "attention_mask": test.mask}, draws=16)
     right = (predictive.mean.argmax(1) == test.labels).float().mean().item()
-    print(f"accuracy {right:.3f}, mean mutual information {predictive.epistemic.mean().item():.4f} nats")
+    print(f"accuracy {right:.3f}, mean mutual information {predictive.epistemic.mean().item():.1e} nats")

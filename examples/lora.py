@@ -63,5 +63,5 @@ if __name__ == "__main__":
     predictive = posterior.predict(test, draws=16)
     right = (predictive.mean.argmax(1) == labels).float().mean().item()
     everything = sum(p.numel() for p in posterior.network.parameters())
-    print(f"accuracy {right:.3f}, mean mutual information {predictive.epistemic.mean().item():.4f} nats, "
+    print(f"accuracy {right:.3f}, mean mutual information {predictive.epistemic.mean().item():.1e} nats, "
           f"{posterior.info['numbers']:,} trained numbers for {everything:,} weights")  # fmt: skip

@@ -57,14 +57,13 @@ def test_siren(example, tmp_path):
     same(siren.main(epochs=4, batch_size=32, checkpoint=tmp_path), unbroken)
 
 
-def test_a_siren_is_less_certain_between_and_beyond_its_points(example):
+def test_a_siren_is_less_certain_in_the_gap_between_its_points(example):
     siren = example("siren")
     posterior = siren.main(epochs=500)
-    x = torch.linspace(-1.6, 1.6, 65).unsqueeze(1)
+    x = torch.linspace(-1, 1, 41).unsqueeze(1)
     std, place = posterior.predict(x, draws=64).epistemic.sqrt(), x[:, 0].abs()
     fitted = std[(place >= 0.45) & (place <= 0.95)].mean()
-    assert std[place < 0.25].mean() > 1.2 * fitted
-    assert std[place > 1.2].mean() > 1.2 * fitted
+    assert std[place < 0.25].mean() > 1.3 * fitted
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

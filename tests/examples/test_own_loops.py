@@ -52,8 +52,6 @@ def test_a_denoiser_makes_points_and_is_more_uncertain_far_from_its_data(example
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*litlogger")
 def test_lightning(example, tmp_path):
     pytest.importorskip("lightning", reason="the example needs Lightning")
     lightning_module = example("lightning_module")
@@ -68,7 +66,6 @@ def test_lightning(example, tmp_path):
     assert loss.item() == pytest.approx(module_loss(module, x, y, 9), **TOLERANCE)
 
 
-@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 def test_hugging_face_trainer(example, tmp_path):
     pytest.importorskip("transformers", reason="the example needs transformers")
     pytest.importorskip("accelerate", reason="the example needs accelerate")

@@ -149,6 +149,14 @@ def test_a_scale_that_underflows_keeps_a_finite_kl_and_the_pull_of_mean_field():
     torch.testing.assert_close(module.rho.grad, torch.full_like(module.rho, -1.0))
 
 
+def test_the_monte_carlo_kl_draws_its_noise_again_after_a_cast():
+    module = module_of(small().float(), seed=5)
+    module(batch(dtype=torch.float32)[0])
+    module.double()
+    noise = torch.empty_like(module.mean).normal_(generator=generator(5, "noise", 0, 1))
+    assert module.kl().item() == pytest.approx(kl_by_torch(module, noise).item(), rel=1e-12)
+
+
 # Draws
 
 

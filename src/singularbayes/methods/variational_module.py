@@ -302,7 +302,6 @@ class VariationalModule(nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> VariationalModule:
-        self.drawn.lift()
         super()._apply(fn, recurse)
         self._rest()
         return self

@@ -8,6 +8,7 @@ from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussi
 from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
 from .methods.mean_field import Gradient
 from .methods.training import Schedule, TrainingDiverged
+from .methods.variational_module import VariationalModule
 from .model import Model
 from .nn import factorize, merge
 from .posterior import Posterior, load
@@ -42,6 +43,7 @@ __all__ = [
     "ScaleMixture",
     "Schedule",
     "TrainingDiverged",
+    "VariationalModule",
     "diagnose",
     "evaluate",
     "factorize",

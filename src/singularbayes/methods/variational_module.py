@@ -28,9 +28,10 @@ from ..parameters import owner
 from ..posterior import Posterior
 from ..priors import ScaleMixture
 from ..random import generator
+from .diagonal import initial_scales, inverse_softplus
 from .drawn import Drawn, in_backward
 from .gradients import DeterministicKL, Draw, NegativeLogPrior, Positive
-from .mean_field import MeanField, initial_scales, inverse_softplus
+from .mean_field import MeanField
 
 __all__ = ["VariationalModule"]
 

@@ -71,6 +71,10 @@ class MiniLM(nn.Module):
         mask = attention_mask.unsqueeze(-1).to(rows.dtype)
         return F.normalize((rows * mask).sum(1) / mask.sum(1), dim=-1)
 
+    def train(self, mode: bool = True) -> nn.Module:
+        """Frozen: its dropout stays off while the head is trained."""
+        return super().train(False)
+
     def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
         found = self.tokens(texts, padding=True, return_tensors="pt")
         return {name: found[name] for name in ("input_ids", "attention_mask")}
@@ -96,7 +100,7 @@ class Classifier(nn.Module):
 def build(folder: Path | None) -> tuple[sb.Model, RandomEncoder | MiniLM]:
     torch.manual_seed(0)
     encoder = RandomEncoder() if folder is None else MiniLM(folder)
-    network = Classifier(encoder.eval(), 64 if folder is None else 384)
+    network = Classifier(encoder, 64 if folder is None else 384)
     return sb.Model(network, sb.Categorical(), prior=sb.Normal(3.0), bayesian="head.*"), encoder
 
 

@@ -72,9 +72,11 @@ class Run:
         gradient = self.storage[:size]
         self.bound = Bound(model, device, gradient, start, data.probe)
         self.learner = build(self.bound, start, gradient)
-        vector = self.learner.vector
-        vector.grad = self.learner.gradient
-        self.optimizer = self.learner.optimizer(settings.learning_rate)
+        learner = self.learner
+        self.mirrored = learner if isinstance(learner, TwoSided) and learner.sides == 2 else None
+        vector = learner.vector
+        vector.grad = learner.gradient
+        self.optimizer = learner.optimizer(settings.learning_rate)
         self.forward: Any = torch.compile(self.bound.network) if settings.compile else self.bound.network
         self.state = resume.State()
         self.start = self.good = self.snapshot()
@@ -90,8 +92,8 @@ class Run:
         learner.draw(noise)
         learner.gradient.zero_()
         loss = self._pass(x, y, checked)
-        if isinstance(learner, TwoSided) and learner.sides == 2:
-            learner.mirror()
+        if self.mirrored is not None:
+            self.mirrored.mirror()
             loss = (loss + self._pass(x, y, checked)) / 2
         learner.finish(weight, progress)
         loss = self.ranks.average(self.storage, loss, len(y))

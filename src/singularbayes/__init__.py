@@ -5,7 +5,14 @@ from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
 from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
+from .methods import (
+    IVON,
+    MAP,
+    DeepEnsemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+)
 from .methods.mean_field import Gradient
 from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
@@ -18,6 +25,7 @@ from .priors import Laplace, Normal, PerParameter, ScaleMixture
 __version__ = "0.1.0"
 
 __all__ = [
+    "IVON",
     "KL",
     "MAP",
     "Bernoulli",

@@ -11,6 +11,7 @@ from .methods import (
     DeepEnsemble,
     MCDropout,
     MeanField,
+    Precise,
     RankOne,
 )
 from .methods.mean_field import Gradient
@@ -47,6 +48,7 @@ __all__ = [
     "Normal",
     "PerParameter",
     "Posterior",
+    "Precise",
     "RankOne",
     "ScaleMixture",
     "Schedule",

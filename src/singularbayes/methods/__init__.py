@@ -5,9 +5,10 @@ from .ivon import IVON
 from .map import MAP
 from .mc_dropout import MCDropout
 from .mean_field import MeanField
+from .precise import Precise
 from .rank_one import RankOne
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON)
+ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise)
 
 __all__ = [
     "ALL",
@@ -16,5 +17,6 @@ __all__ = [
     "DeepEnsemble",
     "MCDropout",
     "MeanField",
+    "Precise",
     "RankOne",
 ]

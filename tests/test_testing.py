@@ -21,6 +21,7 @@ from singularbayes.testing import CLAUSES, ContractError, check_method
 METHODS = {
     "MAP": sb.MAP(epochs=2),
     "MeanField": sb.MeanField(epochs=2),
+    "DirectionPrecision": sb.DirectionPrecision(epochs=2, directions=sb.RandomDirections(3)),
     "IVON": sb.IVON(epochs=2, learning_rate=0.01),
     "DeepEnsemble": sb.DeepEnsemble(members=2, member=sb.MAP(epochs=2)),
     "DeepEnsemble of MeanField": sb.DeepEnsemble(members=2, member=sb.MeanField(epochs=1)),

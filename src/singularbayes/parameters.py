@@ -244,8 +244,10 @@ class Layout:
 
     def likelihood_views(self, w: Tensor) -> dict[str, Tensor]:
         """Views of ``w (..., D)`` for the likelihood's learned numbers."""
-        return {s.name.removeprefix(LIKELIHOOD_PREFIX): w[..., s.start : s.stop].view((*w.shape[:-1], *s.shape))
-                for s in self.of_kind("likelihood")}  # fmt: skip
+        return {
+            s.name.removeprefix(LIKELIHOOD_PREFIX): w[..., s.start : s.stop].view((*w.shape[:-1], *s.shape))
+            for s in self.of_kind("likelihood")
+        }
 
     def flatten(self, network: nn.Module, likelihood: Mapping[str, Tensor] | None = None) -> Tensor:
         """The network's present tensors as one vector ``(D,)``, detached."""

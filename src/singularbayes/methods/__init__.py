@@ -1,6 +1,7 @@
 """Every inference method, one file each. A method is added by its file and one line here."""
 
 from .deep_ensemble import DeepEnsemble
+from .direction_precision import DirectionPrecision, GGNDirections, RandomDirections
 from .ivon import IVON
 from .map import MAP
 from .mc_dropout import MCDropout
@@ -8,15 +9,18 @@ from .mean_field import MeanField
 from .precise import Precise
 from .rank_one import RankOne
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise)
+ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision)
 
 __all__ = [
     "ALL",
     "IVON",
     "MAP",
     "DeepEnsemble",
+    "DirectionPrecision",
+    "GGNDirections",
     "MCDropout",
     "MeanField",
     "Precise",
+    "RandomDirections",
     "RankOne",
 ]

@@ -24,6 +24,7 @@ References:
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,7 +43,8 @@ from ..posterior import Posterior
 from ..priors import Normal
 from ..probing import checked_device
 from ..random import generator
-from .learner import Bound, adam, initial_scales, warn_if_collapsed
+from .diagonal import initial_scales
+from .learner import Bound, adam, warn_if_collapsed
 from .training import Training, fit_learner
 
 __all__ = ["DirectionPrecision", "GGNDirections", "RandomDirections"]
@@ -124,8 +126,6 @@ def _normal(prior: Any) -> Normal:
 
 class DirectionLearner:
     """The trained vector is ``[means | point estimates | log s, log lambda of each tensor in turn]``."""
-
-    draws = 1
 
     def __init__(
         self,
@@ -287,7 +287,9 @@ class DirectionPrecision(Training):
         for _, prior in model.prior_blocks:
             _normal(prior)  # refused before any work
         device = checked_device(self.device) if self.device else model.device
+        began = time.perf_counter()
         directions = self.directions.find(model, train, device, seed)
+        seconds = time.perf_counter() - began
         build = BuildDirections(self, directions)
         posterior = fit_learner(
             model,
@@ -301,5 +303,6 @@ class DirectionPrecision(Training):
             validation_draws=self.validation_draws,
             facts={"method": type(self).__name__, "numbers": build.size(model)},
         )
+        posterior.info["seconds"] += seconds
         warn_if_collapsed(posterior, "raise temperature or initial_std")
         return posterior

@@ -134,8 +134,6 @@ def check_head(model: Model, train: Any) -> None:
 class PreciseLearner:
     """The trained vector is ``[all trained entries | log s_eff of each layer]``."""
 
-    draws = 1
-
     def __init__(self, method: Precise, bound: Bound, start: Tensor, gradient: Tensor) -> None:
         self.bound, self.gradient, self.trained = bound, gradient, bound.layout.trained
         self.layers = directed_layers(bound.model)

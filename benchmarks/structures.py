@@ -3,8 +3,8 @@
     python benchmarks/structures.py digits-structures --seeds 3 --out runs/structures [--data FOLDER]
 
 Finished jobs in ``--out`` are kept, a fit that was cut short goes on from its checkpoint: run it again after
-an interruption. Each number is a mean over seeds with the spread (standard deviation) between them. A: AUROC of
-OOD against test by the task's score; B: ratio of the median scores; C: calibration error of the test set.
+an interruption. Each number is a mean over seeds, in brackets the standard deviation between them. A: AUROC
+of OOD against test by the task's score; B: ratio of the median scores; C: calibration error of the test set.
 Settings are the recipe's, chosen on validation data with ``benchmarks/choose.py``: nothing is chosen here.
 """
 

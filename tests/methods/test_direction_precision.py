@@ -30,7 +30,7 @@ def learner_of(method: sb.DirectionPrecision, model: sb.Model, seed: int = 0) ->
     directions = method.directions.find(model, None, torch.device("cpu"), seed)
     build = BuildDirections(method, directions)
     gradient = torch.zeros(build.size(model), dtype=start.dtype)
-    return build(Bound(model, torch.device("cpu"), gradient, start, 40), start, gradient)
+    return build(Bound(model, torch.device("cpu"), gradient, start, num_data=40), start, gradient)
 
 
 # The step

@@ -33,7 +33,7 @@ def learner_of(method: sb.IVON, model: sb.Model, num_data: int) -> tuple[IVONLea
     start = model.layout.flatten(model.network, model.likelihood.parameters)
     build = BuildIVON(method)
     gradient = torch.zeros(build.size(model), dtype=start.dtype)
-    learner = build(Bound(model, torch.device("cpu"), gradient, start, num_data), start, gradient)
+    learner = build(Bound(model, torch.device("cpu"), gradient, start, num_data=num_data), start, gradient)
     learner.vector.grad = learner.gradient
     return learner, learner.optimizer(method.learning_rate)
 
@@ -224,6 +224,26 @@ def test_the_posterior_is_the_one_that_training_draws_from():
     assert (q.std[believed:] == 0).all()
     learner.draw(torch.Generator().manual_seed(0))
     torch.testing.assert_close(learner.weights, q.mean[:believed] + expected * learner.noise)
+
+
+def test_processes_that_average_the_vectors_gradient_stay_equal():
+    # trap 28; the mutant keeps f beside the gradient: each process then has a curvature of its own
+    model = sb.Model(small(), sb.Categorical(), deterministic="2.bias")
+    pair = [learner_of(sb.IVON(beta2=0.9, draws=2), model, 40) for _ in range(2)]
+    for step, (x, y) in enumerate(batches(3, torch.float64)):
+        for rank, (learner, _) in enumerate(pair):
+            for draw in range(2):
+                learner.draw(torch.Generator().manual_seed(100 * step + 10 * draw + rank))
+                learner.gradient.zero_()
+                model.likelihood.loss(learner.bound.network(x), y, {}).backward()
+            learner.finish(0.025, 0.0)
+        assert not torch.equal(pair[0][0].gradient, pair[1][0].gradient)
+        mean = (pair[0][0].gradient + pair[1][0].gradient) / 2
+        for learner, optimizer in pair:
+            learner.gradient.copy_(mean)
+            optimizer.step()
+    assert torch.equal(pair[0][0].vector, pair[1][0].vector)
+    assert torch.equal(pair[0][0].distribution().std, pair[1][0].distribution().std)
 
 
 # Priors, points, settings

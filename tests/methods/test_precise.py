@@ -36,7 +36,7 @@ def learner_of(method: sb.Precise, model: sb.Model) -> PreciseLearner:
     start = model.layout.flatten(model.network, model.likelihood.parameters)
     build = BuildPrecise(method)
     gradient = torch.zeros(build.size(model), dtype=start.dtype)
-    return build(Bound(model, torch.device("cpu"), gradient, start, 60), start, gradient)
+    return build(Bound(model, torch.device("cpu"), gradient, start, num_data=60), start, gradient)
 
 
 # The closed forms

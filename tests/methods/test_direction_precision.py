@@ -1,6 +1,7 @@
 """DirectionPrecision: the step against autograd, the exact posterior with the right directions."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -232,6 +233,19 @@ def test_it_counts_means_widths_and_precisions():
     sizes = [slot.size for slot in model.layout.of_kind("belief")]
     assert info["numbers"] == model.layout.trained + sum(1 + min(20, size) for size in sizes)
     assert info["direction_entries"] == sum(size * min(20, size) for size in sizes)
+
+
+def test_the_time_of_finding_directions_counts(monkeypatch):
+    find = sb.RandomDirections.find
+
+    def slow(self, *args):
+        time.sleep(0.3)
+        return find(self, *args)
+
+    monkeypatch.setattr(sb.RandomDirections, "find", slow)
+    model = sb.Model(network_of(), sb.Categorical())
+    posterior = sb.DirectionPrecision(epochs=1).fit(model, (DATA, LABELS))
+    assert posterior.info["seconds"] > 0.3
 
 
 class Killed(BaseException):

@@ -31,7 +31,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 BAD = [
-    (["run", "digitz"], "no recipe 'digitz'; known: digits, sine, "),
+    (["run", "digitz"], "no recipe 'digitz'; known: digits, digits-structures, sine, "),
     (["run", "digits", "--epoch", "3"], "no chosen method has a field 'epoch'"),
     (["run", "digits", "--epochs"], "flag --epochs needs a value"),
     (["run", "digits", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),

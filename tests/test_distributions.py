@@ -11,6 +11,7 @@ from torch import Tensor
 from singularbayes.distributions import (
     DiagonalGaussian,
     DiagonalLaplace,
+    DirectionGaussian,
     Distribution,
     DropoutMasks,
     LowRankGaussian,
@@ -35,6 +36,13 @@ ALL = {
         (DiagonalGaussian(MEAN, STD), LowRankGaussian(-MEAN, STD, FACTOR), StoredDraws(ATOMS))
     ),
     "dropout": DropoutMasks(torch.tensor([0.3, -1.0]), torch.tensor([0.25, 0.9])),
+    "directions": DirectionGaussian(  # a block of 2 with two directions, one of 1 with one, a point
+        MEAN,
+        torch.tensor([2, 1]),
+        torch.tensor([2.0, 0.3]),
+        torch.tensor([[0.6, -0.8], [0.8, 0.6], [1.0, 0.0]]),
+        torch.tensor([[0.1, 5.0], [3.0, 0.0]]),
+    ),
 }
 
 
@@ -95,7 +103,7 @@ def test_laplace_noise_is_finite_in_every_precision(dtype):
 @pytest.mark.parametrize("name", ALL)
 def test_half_precision_distributions_draw_from_float32_noise(name):
     whole = ALL[name]
-    tensors = {key: tensor.bfloat16() for key, tensor in whole.tensors().items()}
+    tensors = {k: t.bfloat16() if t.is_floating_point() else t for k, t in whole.tensors().items()}
     half = rebuild(describe(whole), tensors)
     draws = draws_of(half, 32)
     assert bool(torch.isfinite(draws).all())
@@ -258,3 +266,36 @@ def test_a_mixture_deals_every_atom_of_one_component_once_beside_a_gaussian():
         assert int((draws < 50).sum()) == 4
         thinned = counts(draws_of(MixtureDistribution(components), 4), atoms)
         assert thinned == [1, 0, 1, 0]  # two of four draws: thinned evenly over the atoms
+
+
+def test_a_blocks_directions_have_their_own_widths_and_its_rest_one_width():
+    u = torch.linalg.qr(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)))[0]
+    along = torch.tensor([[0.1, 4.0]])
+    q = DirectionGaussian(torch.zeros(6), torch.tensor([5]), torch.tensor([1.5]), u, along)
+    exact = 1.5**2 * (torch.eye(5) - u @ u.T) + u @ torch.diag(along[0] ** 2) @ u.T
+    n = 20_000
+    draws = draws_of(q, n)[:, :5]
+    products = draws.unsqueeze(2) * draws.unsqueeze(1)
+    error = 4.5 * products.std(0) / math.sqrt(n)  # 15 statistics: false alarm 1e-4
+    assert bool(((products.mean(0) - exact).abs() < error).all())
+    mutant = 1.5**2 * torch.eye(5) + u @ torch.diag(along[0] ** 2) @ u.T  # the width not taken off there
+    assert not bool(((products.mean(0) - mutant).abs() < error).all())
+    torch.testing.assert_close(q.variance[:5], exact.diagonal(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "std", "directions", "along", "words"),
+    [
+        ([3, 2], [1.0, 1.0], (5, 1), (2, 1), "as long or longer"),
+        ([2, 1], [1.0, 1.0], (4, 1), (2, 1), "need directions"),
+        ([2, 1], [1.0], (3, 1), (2, 1), "need std"),
+        ([2, 1], [1.0, 1.0], (3, 1), (2, 2), "direction_std"),
+        ([2, 1], [1.0, -1.0], (3, 1), (2, 1), "0 or positive"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_blocks_that_do_not_fit_are_refused(sizes, std, directions, along, words):
+    with pytest.raises(ValueError, match=words):
+        DirectionGaussian(
+            MEAN, torch.tensor(sizes), torch.tensor(std), torch.zeros(directions), torch.ones(along)
+        )

@@ -177,3 +177,15 @@ def test_factors_of_a_low_rank_layer_are_ordinary_parameters():
         ("0.B", (6, 2)),
         ("0.bias", (5,)),
     ]
+
+
+def test_a_parameter_of_a_single_number_lies_in_the_row():
+    # torch's view() refuses an empty list of sizes
+    network = nn.Linear(2, 1, bias=False)
+    network.register_parameter("gain", nn.Parameter(torch.tensor(3.0)))
+    layout = Layout.of(network)
+    row = layout.flatten(network)
+    assert layout.views(row)["gain"].shape == ()
+    assert layout.views(row.expand(4, -1))["gain"].shape == (4,)
+    layout.write(network, row + 1)
+    assert network.gain.item() == 4

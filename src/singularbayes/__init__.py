@@ -5,7 +5,18 @@ from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
 from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from .methods import MAP, DeepEnsemble, MCDropout, MeanField, RankOne
+from .methods import (
+    IVON,
+    MAP,
+    DeepEnsemble,
+    DirectionPrecision,
+    GGNDirections,
+    MCDropout,
+    MeanField,
+    Precise,
+    RandomDirections,
+    RankOne,
+)
 from .methods.mean_field import Gradient
 from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
@@ -18,6 +29,7 @@ from .priors import Laplace, Normal, PerParameter, ScaleMixture
 __version__ = "0.1.0"
 
 __all__ = [
+    "IVON",
     "KL",
     "MAP",
     "Bernoulli",
@@ -26,8 +38,10 @@ __all__ = [
     "CategoricalPredictive",
     "DeepEnsemble",
     "Diagnosis",
+    "DirectionPrecision",
     "Evaluation",
     "Family",
+    "GGNDirections",
     "Gaussian",
     "GaussianPredictive",
     "Gradient",
@@ -39,6 +53,8 @@ __all__ = [
     "Normal",
     "PerParameter",
     "Posterior",
+    "Precise",
+    "RandomDirections",
     "RankOne",
     "ScaleMixture",
     "Schedule",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .mixtures import MixtureDistribution, StoredDraws
@@ -20,6 +20,7 @@ from .mixtures import MixtureDistribution, StoredDraws
 __all__ = [
     "DiagonalGaussian",
     "DiagonalLaplace",
+    "DirectionGaussian",
     "Distribution",
     "DropoutMasks",
     "LowRankGaussian",
@@ -217,6 +218,84 @@ class LowRankGaussian:
 
 
 @dataclass(frozen=True, eq=False)
+class DirectionGaussian:
+    """Independent blocks ``N(mean, std^2 (I - U U^T) + U diag(direction_std^2) U^T)``, ``U`` orthonormal.
+
+    Args:
+        mean: ``(D,)``; entries after the last block are points.
+        sizes: whole numbers ``(L,)``, entries of each block.
+        std: of each block, off its directions ``(L,)``.
+        directions: ``(d, k)`` with ``d`` the sum of sizes: each block's ``U`` in its own rows, columns that a
+            small block lacks are 0.
+        direction_std: along each block's directions ``(L, k)``.
+    """
+
+    mean: Float[Tensor, " D"]
+    sizes: Int[Tensor, " L"]
+    std: Float[Tensor, " L"]
+    directions: Float[Tensor, "d k"]
+    direction_std: Float[Tensor, "L k"]
+    kind: ClassVar[str] = "direction_gaussian"
+    support: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        blocks, k = len(self.sizes), self.directions.shape[-1]
+        total = int(self.sizes.sum())
+        if self.directions.shape != (total, k) or total > len(self.mean):
+            raise ValueError(
+                f"DirectionGaussian: blocks of {total} entries in all need directions ({total}, k) and a "
+                f"mean as long or longer, got {tuple(self.directions.shape)} and {len(self.mean)}"
+            )
+        if self.std.shape != (blocks,) or self.direction_std.shape != (blocks, k):
+            raise ValueError(
+                f"DirectionGaussian: {blocks} blocks with {k} directions need std ({blocks},) and "
+                f"direction_std ({blocks}, {k}), got {tuple(self.std.shape)} and "
+                f"{tuple(self.direction_std.shape)}"
+            )
+        if not bool((self.std >= 0).all() and (self.direction_std >= 0).all()):
+            raise ValueError("DirectionGaussian: scales are standard deviations and must be 0 or positive")
+
+    @property
+    def size(self) -> int:
+        return len(self.mean)
+
+    def _blocks(self) -> list[slice]:
+        ends = self.sizes.cumsum(0).tolist()
+        return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+    @property
+    def variance(self) -> Tensor:
+        variance = torch.zeros_like(self.mean)
+        for block, std, along in zip(self._blocks(), self.std, self.direction_std, strict=True):
+            variance[block] = std**2 + self.directions[block].square() @ (along**2 - std**2)
+        return variance.clamp_min_(0)
+
+    @property
+    def noise_size(self) -> int:
+        return len(self.directions)
+
+    def noise(self, row: Tensor, generator: torch.Generator, index: int, total: int) -> None:
+        row.normal_(generator=generator)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        wide = torch.promote_types(self.mean.dtype, noise.dtype)
+        rows, noise = self.mean.to(wide).repeat(len(noise), 1), noise.to(wide)
+        for block, std, along in zip(self._blocks(), self.std, self.direction_std, strict=True):
+            own, directions = noise[:, block], self.directions[block].to(wide)
+            rows[:, block] += std * own + ((own @ directions) * (along - std)) @ directions.T
+        return rows
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "mean": self.mean,
+            "sizes": self.sizes,
+            "std": self.std,
+            "directions": self.directions,
+            "direction_std": self.direction_std,
+        }
+
+
+@dataclass(frozen=True, eq=False)
 class DropoutMasks:
     """Fixed weights followed by dropout masks: a mask's entry is 0 with its rate, else ``1 / (1 - rate)``.
 
@@ -272,7 +351,14 @@ class DropoutMasks:
 
 _KINDS: dict[str, Any] = {
     kind.kind: kind
-    for kind in (DiagonalGaussian, DiagonalLaplace, LowRankGaussian, StoredDraws, DropoutMasks)
+    for kind in (
+        DiagonalGaussian,
+        DiagonalLaplace,
+        LowRankGaussian,
+        DirectionGaussian,
+        StoredDraws,
+        DropoutMasks,
+    )
 }
 
 

@@ -182,7 +182,7 @@ class Layout:
         chosen = match_names(bayesian, aliases, "bayesian")
         points = match_names(deterministic, [a for a in aliases if a[0] in chosen], "deterministic")
         if not normalization:
-            points |= {name for name in chosen if isinstance(owner(network, name)[0], _NORMALIZATION)}
+            points |= {name for name in chosen if _is_affine(*owner(network, name))}
         if points == chosen:
             raise ValueError(
                 "every chosen parameter is deterministic: there is nothing to have a belief about"
@@ -237,15 +237,17 @@ class Layout:
     def views(self, w: Tensor) -> dict[str, Tensor]:
         """Views of ``w (..., D)`` for the network, by first name: ``functional_call``'s argument."""
         return {
-            s.name: w[..., s.start : s.stop].view(*w.shape[:-1], *s.shape)
+            s.name: w[..., s.start : s.stop].view((*w.shape[:-1], *s.shape))
             for s in self.slots
             if s.kind != "likelihood"
         }
 
     def likelihood_views(self, w: Tensor) -> dict[str, Tensor]:
         """Views of ``w (..., D)`` for the likelihood's learned numbers."""
-        return {s.name.removeprefix(LIKELIHOOD_PREFIX): w[..., s.start : s.stop].view(*w.shape[:-1], *s.shape)
-                for s in self.of_kind("likelihood")}  # fmt: skip
+        return {
+            s.name.removeprefix(LIKELIHOOD_PREFIX): w[..., s.start : s.stop].view((*w.shape[:-1], *s.shape))
+            for s in self.of_kind("likelihood")
+        }
 
     def flatten(self, network: nn.Module, likelihood: Mapping[str, Tensor] | None = None) -> Tensor:
         """The network's present tensors as one vector ``(D,)``, detached."""
@@ -277,11 +279,16 @@ class Layout:
         return cls._place([(item["kind"], tuple(item["names"]), tuple(item["shape"])) for item in content])
 
 
+def _is_affine(module: nn.Module, leaf: str) -> bool:
+    """Whether a parameter is a gain or shift after a normalisation: a layer that has both names them."""
+    return isinstance(module, _NORMALIZATION) or leaf in getattr(module, "normalization_parameters", ())
+
+
 def _statistics(network: nn.Module) -> list[tuple[str, Tensor]]:
     """Buffers that follow the weights in training: running statistics, and spectral norm's vectors."""
     found = []
     for path, module in network.named_modules():
-        leaves: tuple[str, ...] = ()
+        leaves: tuple[str, ...] = getattr(module, "running_statistics", ())  # our own layers'
         if isinstance(module, _NormBase) and module.track_running_stats:
             leaves = ("running_mean", "running_var")
         elif type(module).__name__ == "_SpectralNorm":

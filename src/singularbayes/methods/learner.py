@@ -5,6 +5,7 @@ The point estimate is here because several methods train it (MAP, MC dropout, th
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from ..data import Batches, Tensors, as_source, gather, take, to_device
 from ..distributions import StoredDraws
 from ..model import Model
 from ..parameters import owner
+from ..posterior import Posterior
 from ..priors import ScaleMixture
 from ..probing import check_network
 
@@ -25,10 +27,14 @@ __all__ = [
     "Learner",
     "PointLearner",
     "Prepared",
+    "Repeated",
     "TwoSided",
     "adam",
     "prepare",
+    "warn_if_collapsed",
 ]
+
+_NO_WIDTH = 1e-4
 
 
 class Bound:
@@ -39,12 +45,19 @@ class Bound:
         w: flat trained parameters ``(layout.trained,)``; the network's parameters are views of it.
         likelihood_numbers: learned numbers of the likelihood, views of ``w`` too.
         probe: some rows of the training inputs, for learners that look at how the network works.
+        num_data: number of training examples, for learners whose draws depend on it.
     """
 
     def __init__(
-        self, model: Model, device: torch.device, gradient: Tensor, start: Tensor, probe: Any = None
+        self,
+        model: Model,
+        device: torch.device,
+        gradient: Tensor,
+        start: Tensor,
+        probe: Any = None,
+        num_data: int = 1,
     ) -> None:
-        self.probe = probe
+        self.probe, self.num_data = probe, num_data
         self.model, self.layout, self.device = model, model.layout, device
         self.network = model.copy_network().to(device).train()
         self.w = start[: self.layout.trained].clone()
@@ -117,6 +130,16 @@ class TwoSided(Protocol):
 
 
 @runtime_checkable
+class Repeated(Protocol):
+    """A learner that may want several draws in a step, each with a pass over the same batch.
+
+    The loop sets the gradient to 0 after each draw: ``draw`` keeps what the pass before has left in it.
+    """
+
+    draws: int
+
+
+@runtime_checkable
 class Build(Protocol):
     """Makes a learner: first the length of its trained vector, then the learner itself."""
 
@@ -133,6 +156,18 @@ def adam(vector: Tensor, learning_rate: float) -> torch.optim.Adam:
     """Adam on one flat vector, in one fused kernel."""
     fused = vector.dtype in (torch.float32, torch.float64)
     return torch.optim.Adam([vector], lr=learning_rate, fused=fused)
+
+
+def warn_if_collapsed(posterior: Posterior, advice: str) -> None:
+    """Warn of a posterior without width, whose draws are one network, and say what to do."""
+    distribution, beliefs = posterior.distribution, posterior.layout.belief
+    relative = distribution.variance[:beliefs].sqrt() / distribution.mean[:beliefs].square().mean().sqrt()
+    if relative.max().item() < _NO_WIDTH:
+        warnings.warn(
+            f"the posterior collapsed to its mean: every standard deviation is below a ten-thousandth of the "
+            f"weights' size; {advice}",
+            stacklevel=3,
+        )
 
 
 class PointLearner:

@@ -12,7 +12,6 @@ References:
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,10 @@ from ..divergence import KL, Family, has_closed_form
 from ..model import BlockPrior, Model
 from ..posterior import Posterior
 from .diagonal import Gradient, MeanFieldLearner, is_learned
-from .learner import Bound
+from .learner import Bound, warn_if_collapsed
 from .training import Training, fit_learner
 
 __all__ = ["Gradient", "MeanField"]
-
-_NO_WIDTH = 1e-4
 
 
 @dataclass(frozen=True)
@@ -169,17 +166,6 @@ class MeanField(Training):
             validation_draws=self.validation_draws,
             facts=facts,
         )
-        _warn_if_collapsed(posterior)
+        advice = "raise temperature or initial_std, or check that the KL is on (kl_start)"
+        warn_if_collapsed(posterior, advice)
         return posterior
-
-
-def _warn_if_collapsed(posterior: Posterior) -> None:
-    """Warn of a posterior without width: its draws are one network."""
-    distribution, beliefs = posterior.distribution, posterior.layout.belief
-    relative = distribution.variance[:beliefs].sqrt() / distribution.mean[:beliefs].square().mean().sqrt()
-    if relative.max().item() < _NO_WIDTH:
-        warnings.warn(
-            "the posterior collapsed to its mean: every standard deviation is below a ten-thousandth of the "
-            "weights' size; raise temperature or initial_std, or check that the KL is on (kl_start)",
-            stacklevel=3,
-        )

@@ -101,6 +101,8 @@ class ExampleDraws:
 class RankOneLearner:
     """The trained vector is ``[mean of component 0 | points | means of the others | rho of all]``."""
 
+    draws = 1
+
     def __init__(self, method: RankOne, seed: int, bound: Bound, start: Tensor, gradient: Tensor) -> None:
         layout, count = bound.layout, method.components
         self.method, self.bound, self.gradient = method, bound, gradient

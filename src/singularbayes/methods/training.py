@@ -33,7 +33,7 @@ from ..probing import checked_device
 from ..random import forked, generator
 from . import resume
 from .distributed import Ranks
-from .learner import Bound, Build, Prepared, TwoSided, prepare
+from .learner import Bound, Build, Prepared, Repeated, TwoSided, prepare
 from .progress import Progress, shown
 from .settings import Schedule, Training
 
@@ -70,10 +70,11 @@ class Run:
         size, room = build.size(model), 2 if self.ranks.size > 1 else 0
         self.storage = torch.zeros(size + room, dtype=start.dtype, device=device)
         gradient = self.storage[:size]
-        self.bound = Bound(model, device, gradient, start, data.probe)
+        self.bound = Bound(model, device, gradient, start, data.probe, data.train.num_data)
         self.learner = build(self.bound, start, gradient)
         learner = self.learner
         self.mirrored = learner if isinstance(learner, TwoSided) and learner.sides == 2 else None
+        self.draws = learner.draws if isinstance(learner, Repeated) else 1
         vector = learner.vector
         vector.grad = learner.gradient
         self.optimizer = learner.optimizer(settings.learning_rate)
@@ -89,9 +90,12 @@ class Run:
     ) -> Tensor:
         """Draw, forward, backward, update; labels that were not ``checked`` are checked by the outputs."""
         learner = self.learner
-        learner.draw(noise)
-        learner.gradient.zero_()
-        loss = self._pass(x, y, checked)
+        losses = []
+        for _ in range(self.draws):
+            learner.draw(noise)
+            learner.gradient.zero_()
+            losses.append(self._pass(x, y, checked))
+        loss = losses[0] if self.draws == 1 else torch.stack(losses).mean()
         if self.mirrored is not None:
             self.mirrored.mirror()
             loss = (loss + self._pass(x, y, checked)) / 2

@@ -2,6 +2,7 @@
 
 from .attention import LowRankMultiheadAttention
 from .convolution import LowRankConv1d, LowRankConv2d, LowRankConv3d
+from .directional import DirectionalLinear
 from .embedding import LowRankEmbedding
 from .factorize import factorize
 from .linear import LowRankLinear
@@ -15,6 +16,7 @@ from .table import Factorization
 from .transposed import LowRankTransposedLinear
 
 __all__ = [
+    "DirectionalLinear",
     "Energy",
     "Factorization",
     "LowRankConv1d",

@@ -1,6 +1,6 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
-from . import beijing, digits, icu, sine
+from . import beijing, digits, icu, sine, structures
 from .folder import RunFolder, open_folder, slug, summary, write_report
 from .nearest import did_you_mean
 from .overrides import flag_fields
@@ -11,6 +11,7 @@ ALL: dict[str, Recipe] = {
     r.name: r
     for r in (
         digits.RECIPE,
+        structures.DIGITS,
         sine.RECIPE,
         sine.RELU,
         icu.RECIPE,

@@ -16,7 +16,8 @@ from .recipe import Plan
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
 _METHODS = ("member", "point")  # fields that hold a method themselves
-_NOT_FLAGS = {"executor", "network", "convert", *_METHODS}  # objects; no text on a command line is one
+# objects; no text on a command line is one
+_NOT_FLAGS = {"directions", "executor", "network", "convert", *_METHODS}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 

@@ -18,6 +18,7 @@ ALL: dict[str, Recipe] = {
         icu.PAPER,
         beijing.RECIPE,
         beijing.PAPER,
+        structures.BEIJING,
     )
 }
 

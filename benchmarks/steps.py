@@ -4,10 +4,10 @@
 
 Training steps of three MLPs (batch 256, rank 15), the Transformer (batch 64, length 16, rank 16) and the LSTM
 (batch 64, ranks 14 and 20) of arXiv 2602.00387, under the mixture prior; then predictions with 32 draws.
-``deterministic`` is the stock network with fused Adam, 1 in every row (torch's default Adam has a row too, for
-users who leave it so). ``floor`` is the deterministic
-factorised network: what the low-rank posterior costs when its randomness is free. Medians of interleaved
-rounds; the quartiles say how quiet the machine was. Peak memory is that of a fresh process.
+``deterministic`` is the stock network with fused Adam, 1 in every row (torch's default Adam has a row too).
+``floor`` is the deterministic factorised network: what the low-rank posterior costs when its randomness is
+free. Medians of interleaved rounds; the quartiles say how quiet the machine was. Peak memory is that of a
+fresh process.
 """
 
 import argparse

@@ -3,10 +3,10 @@
 ``digits-structures``: settings were chosen on the validation digits and the OOD sets for choices (never
 scored), with ``python benchmarks/choose.py digits-structures``; the mean-field rows are those of ``digits``.
 
-``beijing-structures``: the LSTM of ``beijing`` for 15 epochs at most; IVON's learning rate and start curvature
-were chosen by validation NLL after three epochs (grids of three by three), nothing else was. Directions after a normalisation and
-rank-one vectors have no recurrent form here, so their rows, and a mean-field row beside them, are of a
-feed-forward network over the flattened window.
+``beijing-structures``: the LSTM of ``beijing`` for 15 epochs at most. IVON's learning rate and start
+curvature were chosen by validation NLL after three epochs (grids of three by three); nothing else was.
+Directions after a normalisation and rank-one vectors have no recurrent form here, so their rows, and a
+mean-field row beside them, are of a feed-forward network over the flattened window.
 """
 
 from __future__ import annotations

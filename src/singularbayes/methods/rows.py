@@ -35,7 +35,10 @@ class Table:
     """The rows of one table in one step.
 
     Args:
-        mean, sigma, noise, weights: views ``(V, k)`` of the learner's flat vectors.
+        mean: a view ``(V, k)`` of the learner's flat vector, as the next three.
+        sigma: standard deviations.
+        noise: of this step's draw; 0 in rows that have none.
+        weights: where draws are written.
         fill: fills a tensor with standard noise, in place.
     """
 

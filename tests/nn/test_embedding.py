@@ -265,3 +265,10 @@ def test_a_compiled_layer_has_the_same_numbers():
     low = table(padding_idx=0)
     compiled = torch.compile(low, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(IDS), low(IDS))
+
+
+def test_under_autocast_the_embedding_keeps_its_precision_as_in_torch():
+    # else a residual stream that begins here would run in bfloat16 through the whole network
+    low = LowRankEmbedding(20, 8, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert low(torch.arange(4)).dtype is low.to_layer()(torch.arange(4)).dtype is torch.float32

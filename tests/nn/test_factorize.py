@@ -240,6 +240,12 @@ def test_one_rank_for_all_is_cut_where_layers_are_narrower_and_said_so():
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_a_pattern_that_is_no_string_is_named():
+    with pytest.raises(ValueError, match=r"a rank pattern is a string of names, such as '0', got 0"):
+        sb.factorize(mlp(12, 12), {0: 2})
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("rank", [0, -1, True, 2.5, "4", None])
 def test_a_rank_that_is_none_is_refused(rank):
     with pytest.raises(ValueError, match="rank must be a positive integer"):

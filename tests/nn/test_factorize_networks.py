@@ -290,3 +290,12 @@ def test_a_failure_half_way_leaves_the_network_as_it_was(monkeypatch):
     assert list(network.modules()) == modules
     assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
     assert torch.equal(rng, torch.random.get_rng_state())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("structure", [s for s in STRUCTURES if not isinstance(s.replaces, str)])
+def test_a_structure_is_made_from_its_stock_layer_alone(structure):
+    with pytest.raises(
+        TypeError, match=rf"{structure.__name__} replaces nn.{structure.replaces.__name__}, got"
+    ):
+        structure.from_layer(nn.Bilinear(3, 3, 3), 2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, jvp, vmap
 
 from singularbayes.nn import LowRankLinear
 
@@ -190,6 +190,16 @@ def test_a_wide_layer_trains_under_autocast():
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in low.parameters())
 
 
+@pytest.mark.usefixtures("unchecked")  # dynamo does not follow the checks of annotations
+def test_a_wide_layer_compiles_into_one_graph():
+    # dynamo does not trace custom functions with a forward derivative: each layer was a break in the graph
+    low, x = LowRankLinear(300, 280, 3), torch.randn(6, 300)
+    compiled = torch.compile(low, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), low(x))
+    compiled(x).square().sum().backward()
+    assert all(p.grad is not None for p in low.parameters())
+
+
 def test_no_component_starts_near_the_saddle_at_zero():
     # a head with one output has one number in each column of A; Gaussian, it is often next to 0
     torch.manual_seed(0)
@@ -232,3 +242,36 @@ def test_a_stock_layer_is_replaced_and_given_back(diagonal):
     assert not back.training
     torch.testing.assert_close(back.weight, stock.weight, rtol=0, atol=1e-14)
     torch.testing.assert_close(back.bias, stock.bias, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, at the first forward derivative
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_second_derivatives_of_a_wide_layer_agree_whichever_way_they_are_taken(diagonal):
+    # forward over forward, as for a Laplacian: torch's custom functions lose the terms across A and B
+    low = LowRankLinear(300, 280, 3, dtype=torch.float64, diagonal=diagonal)
+    source = torch.Generator().manual_seed(1)
+
+    def like(tensors):
+        return {n: torch.randn(p.shape, generator=source, dtype=torch.float64) for n, p in tensors.items()}
+
+    point = {name: p.detach() for name, p in low.named_parameters()}
+    one, two = like(point), like(point)
+    x = torch.randn(4, 300, generator=source, dtype=torch.float64)
+
+    def loss(p):
+        return functional_call(low, p, (x,)).square().sum()
+
+    def dense(p):
+        b = p["B"] * p["s"] if diagonal else p["B"]
+        return (x @ (p["A"] @ b.T).T + p["bias"]).square().sum()
+
+    def slope(f):
+        return lambda p: jvp(f, (p,), (one,))[1]
+
+    forward_over_forward = jvp(slope(loss), (point,), (two,))[1]
+    reverse = jvp(grad(loss), (point,), (two,))[1]
+    forward_over_reverse = sum((one[name] * reverse[name]).sum() for name in one)
+    reverse_over_forward = sum((two[n] * g).sum() for n, g in grad(slope(loss))(point).items())
+    expected = jvp(slope(dense), (point,), (two,))[1]
+    for value in (forward_over_forward, forward_over_reverse, reverse_over_forward):
+        torch.testing.assert_close(value, expected)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import singularbayes as sb
-from singularbayes.nn import MaskedDropout
+from singularbayes.nn import MaskedDropout, RankOneLinear
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*saves no parameters", "ignore:.*enable_nested_tensor")
 
@@ -185,3 +185,28 @@ def test_what_cannot_be_merged_is_named_before_any_work():
     posterior = fitted(sb.MAP(epochs=1))
     with pytest.raises(ValueError, match=r"one row of \d+ numbers, got the shape \(1, "):
         sb.merge(posterior, posterior.draw(1))
+
+
+def test_no_structure_draws_when_it_becomes_a_stock_layer():
+    low = sb.factorize(Everything(), 4)
+    layers = [*low.modules(), RankOneLinear(3, 2)]
+    before = torch.get_rng_state()
+    kinds = {type(layer.to_layer()) for layer in layers if hasattr(layer, "to_layer")}
+    assert len(kinds) == 6
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_network_without_values_is_merged_with_its_ties():
+    with torch.device("meta"):
+        network = Everything()
+    merged = sb.merge(sb.factorize(network, 4))
+    assert all(parameter.is_meta for parameter in merged.parameters())
+    assert merged.head.weight is merged.embedding.weight
+    assert type(merged.rnn) is nn.LSTM
+
+
+def test_a_low_rank_layer_in_a_plain_list_is_refused_by_the_attribute_s_name():
+    low = sb.factorize(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), 2)
+    low.order = [low[1]]  # merged, the list would still hold the low-rank layer
+    with pytest.raises(ValueError, match=r"^order, a plain attribute, refers to 1 and would keep"):
+        sb.merge(low)

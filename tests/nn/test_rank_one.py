@@ -177,7 +177,7 @@ def test_a_network_is_copied_with_the_same_function_and_a_list_of_what_stayed():
     assert "Conv1d: only nn.Linear" in kept["conv"]
     assert kept["out"] == "its weight is tied to tied.weight"
     assert kept["tied"] == "its weight is tied to out.weight"
-    assert "computed from others" in kept["normed"]
+    assert kept["normed"] == "its weight is parametrised"
     assert "hidden: rank-one\n" in str(new.rank_one_layers)
     assert new.tied.weight is new.out.weight  # trap 14: a tie that a conversion breaks
 
@@ -194,6 +194,17 @@ def test_converting_twice_keeps_what_is_rank_one_already():
     assert twice.rank_one_layers.kept == {"0": "rank-one already"}
 
 
+def test_a_layer_with_a_forward_of_its_own_or_backward_hooks_stays():
+    # replaced, it would lose them without a word
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    net[0].forward = torch.relu
+    net[1].register_full_backward_hook(lambda *_: None)
+    new = rank_one(net)
+    assert new.rank_one_layers.replaced == ("2",)
+    assert new.rank_one_layers.kept["0"] == "its forward was replaced"
+    assert "hooks" in new.rank_one_layers.kept["1"]
+
+
 def test_a_stock_encoder_layer_takes_it_inside():
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
@@ -205,7 +216,7 @@ def test_a_stock_encoder_layer_takes_it_inside():
         fast = new(x)  # the fast path reads linear1.weight
     torch.testing.assert_close(fast, new(x), rtol=0, atol=1e-5)
     assert not torch.allclose(fast, encoder(x), atol=1e-2)
-    assert "NonDynamicallyQuantizableLinear" in new.rank_one_layers.kept["self_attn.out_proj"]
+    assert "inside nn.MultiheadAttention" in new.rank_one_layers.kept["self_attn.out_proj"]
 
 
 @pytest.mark.parametrize(

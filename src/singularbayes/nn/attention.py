@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention_mask import check_masks, fill_dead_rows, merge_masks
-from .factors import quiet_ranks, reset_factors
+from .factors import check_stock, freeze_as, quiet_ranks, reset_factors
 from .linear import LowRankLinear
 from .packed import packed
 from .ranks import matrix_ranks
@@ -155,7 +155,11 @@ class LowRankMultiheadAttention(nn.Module):
             rank: of the factors, see the class.
             init: ``"random"`` starts everything anew, ``"svd"`` from the present weights and biases.
             diagonal: see the class.
+
+        Raises:
+            TypeError: not an ``nn.MultiheadAttention``.
         """
+        check_stock(cls.__name__, cls.replaces, layer)
         weights = _weights(layer)
         first = layer.out_proj.weight
         with quiet_ranks():
@@ -166,7 +170,7 @@ class LowRankMultiheadAttention(nn.Module):
             own = getattr(new, name)
             if init == "svd":
                 own.set_weight(weight, bias)
-            _freeze_as(own, weight, bias)
+            freeze_as(own, weight, bias)
         for mine, theirs in ((new.bias_k, layer.bias_k), (new.bias_v, layer.bias_v)):
             if mine is not None and theirs is not None:
                 if init == "svd":
@@ -177,10 +181,11 @@ class LowRankMultiheadAttention(nn.Module):
     @torch.no_grad()
     def to_layer(self) -> nn.MultiheadAttention:
         """The stock layer with the same weights, formed once."""
+        first = self.q_proj.A
         layer = nn.MultiheadAttention(
             self.embed_dim, self.num_heads, self.dropout, self.q_proj.bias is not None,
             self.bias_k is not None, self.add_zero_attn, self.kdim, self.vdim, self.batch_first,
-            device=self.q_proj.A.device, dtype=self.q_proj.A.dtype)  # fmt: skip
+            device="meta", dtype=first.dtype).to_empty(device=first.device)  # fmt: skip
         for name, (weight, bias) in _weights(layer).items():
             own = getattr(self, name)
             weight.copy_(own.weight)
@@ -393,11 +398,3 @@ def _weights(layer: nn.MultiheadAttention) -> dict[str, tuple[Tensor, Tensor | N
     return dict(
         zip(_PROJECTIONS.values(), zip((*weights, out.weight), (*biases, out.bias), strict=True), strict=True)
     )
-
-
-def _freeze_as(own: LowRankLinear, weight: Tensor, bias: Tensor | None) -> None:
-    for factor in (own.A, own.B, own.s):
-        if factor is not None:
-            factor.requires_grad_(weight.requires_grad)
-    if own.bias is not None and bias is not None:
-        own.bias.requires_grad_(bias.requires_grad)

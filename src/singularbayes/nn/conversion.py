@@ -23,6 +23,7 @@ from .embedding import LowRankEmbedding
 from .factors import quiet_ranks
 from .linear import LowRankLinear
 from .recurrent import LowRankGRU, LowRankLSTM
+from .references import plain_references
 from .transposed import LowRankTransposedLinear
 
 __all__ = [
@@ -154,6 +155,7 @@ class Network:
 
     def __init__(self, network: nn.Module, random: bool) -> None:
         self._random = random
+        self._held = plain_references(network)
         self.modules: dict[str, nn.Module] = {}
         self.first: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
@@ -191,10 +193,18 @@ class Network:
         reason = (
             next((why for leaf, why in _STAYS.items() if names[0].rpartition(".")[2] == leaf), "")
             or _state(module)
+            or self._references(module)
             or self._weights(module, structure)
             or self._form(names, module, structure)
         )
         return Place(names, module, structure, reason)
+
+    def _references(self, module: nn.Module) -> str:
+        held = next((self._held[id(part)] for part in module.modules() if id(part) in self._held), "")
+        return held and (
+            f"{held}, a plain attribute, refers to it and would keep the old layer; use nn.ModuleList or "
+            f"nn.ModuleDict"
+        )
 
     def _weights(self, module: nn.Module, structure: Any) -> str:
         weights = [dense(module, matrix) for matrix in structure.matrices(module)]

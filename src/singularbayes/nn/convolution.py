@@ -20,7 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .factors import check_rank, product, quiet_ranks, reset_factors, set_factors
+from .factors import (
+    check_rank,
+    check_stock,
+    fill_layer,
+    freeze_as,
+    product,
+    quiet_ranks,
+    reset_factors,
+    set_factors,
+)
 
 __all__ = ["LowRankConv", "LowRankConv1d", "LowRankConv2d", "LowRankConv3d"]
 
@@ -151,19 +160,14 @@ class LowRankConv(nn.Module):
             TypeError: not the stock layer of these dimensions; a transposed convolution too.
             ValueError: a depthwise convolution, a rank that is too large.
         """
-        if not isinstance(layer, cls.replaces):
-            raise TypeError(f"{cls.__name__} replaces nn.{cls.replaces.__name__}, got {type(layer).__name__}")
+        check_stock(cls.__name__, cls.replaces, layer)
         with quiet_ranks():
             new = cls(layer.in_channels, layer.out_channels, layer.kernel_size, rank, layer.stride,
                       layer.padding, layer.dilation, layer.groups, layer.bias is not None, layer.padding_mode,
                       layer.weight.device, layer.weight.dtype, diagonal=diagonal)  # fmt: skip
         if init == "svd":
             new.set_weight(layer.weight, layer.bias)
-        for factor in (new.A, new.B, new.s):
-            if factor is not None:
-                factor.requires_grad_(layer.weight.requires_grad)
-        if new.bias is not None and layer.bias is not None:
-            new.bias.requires_grad_(layer.bias.requires_grad)
+        freeze_as(new, layer.weight, layer.bias)
         return new.train(layer.training)
 
     @torch.no_grad()
@@ -171,12 +175,9 @@ class LowRankConv(nn.Module):
         """The stock layer with the same weight, formed once."""
         layer = self.replaces(self.in_channels, self.out_channels, self.kernel_size, self.stride,
                               self.padding, self.dilation, self.groups, self.bias is not None,
-                              self.padding_mode, device=self.A.device, dtype=self.A.dtype)  # fmt: skip
-        layer.weight.copy_(self.weight)
-        layer.weight.requires_grad_(self.A.requires_grad)
-        if self.bias is not None:
-            layer.bias.copy_(self.bias)
-            layer.bias.requires_grad_(self.bias.requires_grad)
+                              self.padding_mode, device="meta", dtype=self.A.dtype)  # fmt: skip
+        layer = layer.to_empty(device=self.A.device)
+        fill_layer(layer, self.weight, self.bias, trained=self.A.requires_grad)
         return layer.train(self.training)
 
     @property

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .factors import check_rank, new_factors, product, quiet_ranks, reset_factors, set_factors
+from .factors import check_rank, check_stock, new_factors, product, quiet_ranks, reset_factors, set_factors
 from .linear import LowRankLinear
 
 __all__ = ["LowRankEmbedding"]
@@ -128,8 +128,10 @@ class LowRankEmbedding(nn.Module):
             diagonal: see the class.
 
         Raises:
-            ValueError: the layer uses an option that has no meaning here.
+            TypeError: not an ``nn.Embedding``.
+            ValueError: the layer uses an option that has no meaning here, or a rank as in the class.
         """
+        check_stock(cls.__name__, cls.replaces, layer)
         padding = layer.padding_idx
         if init == "svd" and padding is not None and bool(layer.weight[padding].any()):
             padding = None
@@ -145,7 +147,7 @@ class LowRankEmbedding(nn.Module):
     def to_layer(self) -> nn.Embedding:
         """The stock layer with the same table, formed once."""
         layer = nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx,
-                             device=self.A.device, dtype=self.A.dtype)  # fmt: skip
+                             device="meta", dtype=self.A.dtype).to_empty(device=self.A.device)  # fmt: skip
         layer.weight.copy_(self.weight)
         return layer.requires_grad_(self.A.requires_grad).train(self.training)
 
@@ -197,7 +199,8 @@ class LowRankEmbedding(nn.Module):
             ) from error
         if self.padding_idx is not None:
             rows = rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0)
-        return F.linear(rows if self.s is None else rows * self.s, self.B)
+        found = F.linear(rows if self.s is None else rows * self.s, self.B)
+        return found.to(self.B.dtype)  # under autocast too, as torch's: residual streams begin here
 
     def extra_repr(self) -> str:
         text = f"{self.num_embeddings}, {self.embedding_dim}, rank={self.rank}"

@@ -11,11 +11,22 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["check_rank", "new_factors", "product", "quiet_ranks", "reset_factors", "set_factors"]
+__all__ = [
+    "check_rank",
+    "check_stock",
+    "fill_layer",
+    "freeze_as",
+    "new_factors",
+    "product",
+    "quiet_ranks",
+    "reset_factors",
+    "set_factors",
+]
 
 
 def check_rank(
@@ -36,6 +47,12 @@ def check_rank(
             f"below {out_features * in_features / (out_features + in_features):.1f}",
             stacklevel=stacklevel,
         )
+
+
+def check_stock(where: str, stock: type[nn.Module], layer: nn.Module) -> None:
+    """A structure is made from the stock layer that it replaces, or a subclass; else a ``TypeError``."""
+    if not isinstance(layer, stock):
+        raise TypeError(f"{where} replaces nn.{stock.__name__}, got {type(layer).__name__}")
 
 
 @contextmanager
@@ -99,3 +116,22 @@ def set_factors(a: Tensor, b: Tensor, s: Tensor | None, weight: Tensor) -> None:
         a.copy_(u)
         b.copy_(v)
         s.copy_(values)
+
+
+def freeze_as(low: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Factors ``A``, ``B``, ``s`` are trained as the dense ``weight`` was, the bias as the ``bias`` was."""
+    for factor in (low.A, low.B, low.s):
+        if factor is not None:
+            factor.requires_grad_(weight.requires_grad)
+    if low.bias is not None and bias is not None:
+        low.bias.requires_grad_(bias.requires_grad)
+
+
+@torch.no_grad()
+def fill_layer(stock: Any, weight: Tensor, bias: Tensor | None, *, trained: bool) -> None:
+    """Give a stock layer its weight and bias; ``trained`` says whether the weight requires a gradient."""
+    stock.weight.copy_(weight)
+    stock.weight.requires_grad_(trained)
+    if bias is not None:
+        stock.bias.copy_(bias)
+        stock.bias.requires_grad_(bias.requires_grad)

@@ -14,8 +14,19 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
-from .factors import check_rank, new_factors, product, quiet_ranks, reset_factors, set_factors
+from .factors import (
+    check_rank,
+    check_stock,
+    fill_layer,
+    freeze_as,
+    new_factors,
+    product,
+    quiet_ranks,
+    reset_factors,
+    set_factors,
+)
 
 __all__ = ["LowRankLinear"]
 
@@ -69,6 +80,19 @@ class _Product(torch.autograd.Function):
             dbias,
         ]
         return functools.reduce(torch.add, [term for term in terms if term is not None])
+
+
+def _takes_custom_functions() -> bool:
+    """Neither a trace of torch.compile, which breaks at them, nor forward derivatives of forward derivatives.
+
+    Of those torch's custom functions lose the terms across two inputs, without a word.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if not torch._C._are_functorch_transforms_active():  # noqa: SLF001 - torch has no public way
+        return True
+    levels = retrieve_all_functorch_interpreters()
+    return sum(level.key().name == "Jvp" for level in levels) < 2
 
 
 class LowRankLinear(nn.Module):
@@ -167,29 +191,26 @@ class LowRankLinear(nn.Module):
             rank: of the factors.
             init: ``"random"`` starts factors and bias anew, ``"svd"`` from the present ones.
             diagonal: see the class.
+
+        Raises:
+            TypeError: not an ``nn.Linear``.
+            ValueError: a rank outside ``1..min(in_features, out_features)``.
         """
+        check_stock(cls.__name__, nn.Linear, layer)
         with quiet_ranks():
             new = cls(layer.in_features, layer.out_features, rank, bias=layer.bias is not None,
                       device=layer.weight.device, dtype=layer.weight.dtype, diagonal=diagonal)  # fmt: skip
         if init == "svd":
             new.set_weight(layer.weight, layer.bias)
-        for factor in (new.A, new.B, new.s):
-            if factor is not None:
-                factor.requires_grad_(layer.weight.requires_grad)
-        if new.bias is not None and layer.bias is not None:
-            new.bias.requires_grad_(layer.bias.requires_grad)
+        freeze_as(new, layer.weight, layer.bias)
         return new.train(layer.training)
 
     @torch.no_grad()
     def to_layer(self) -> nn.Linear:
         """The stock layer with the same weight, formed once."""
         layer = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None,
-                          device=self.A.device, dtype=self.A.dtype)  # fmt: skip
-        layer.weight.copy_(self.weight)
-        layer.weight.requires_grad_(self.A.requires_grad)
-        if self.bias is not None:
-            layer.bias.copy_(self.bias)
-            layer.bias.requires_grad_(self.bias.requires_grad)
+                          device="meta", dtype=self.A.dtype).to_empty(device=self.A.device)  # fmt: skip
+        fill_layer(layer, self.weight, self.bias, trained=self.A.requires_grad)
         return layer.train(self.training)
 
     @property
@@ -202,7 +223,7 @@ class LowRankLinear(nn.Module):
         if self.A.dim() == b.dim() == 2 and (self.bias is None or self.bias.dim() == 1):
             wide = self.in_features * self.out_features >= _WIDE
             plain = x.dtype == self.A.dtype and not torch.is_autocast_enabled("cpu")
-            if wide and plain and x.dim() == 2 and x.device.type == "cpu":
+            if wide and plain and x.dim() == 2 and x.device.type == "cpu" and _takes_custom_functions():
                 return _Product.apply(x, self.A, b, self.bias)
             return F.linear(F.linear(x, b.mT), self.A, self.bias)  # @ does not take nested tensors
         h = x @ b

@@ -21,6 +21,7 @@ from .embedding import LowRankEmbedding
 from .factorize import put
 from .linear import LowRankLinear
 from .pretrained import weight_ties
+from .references import plain_references
 
 __all__ = ["Mergeable", "merge", "merge_own"]
 
@@ -46,8 +47,8 @@ def merge(source: nn.Module | Mergeable, draw: Float[Tensor, "D"] | None = None)
 
     Raises:
         TypeError: neither a module nor a posterior.
-        ValueError: a compiled network, a low-rank layer with hooks (they would be lost), a draw beside a
-            network, a draw of dropout masks, which no stock layer does.
+        ValueError: a compiled network, a low-rank layer with hooks (they would be lost) or in a plain list,
+            a draw beside a network, a draw of dropout masks, which no stock layer does.
 
     Example:
         >>> low = LowRankLinear(20, 10, rank=3)
@@ -58,19 +59,25 @@ def merge(source: nn.Module | Mergeable, draw: Float[Tensor, "D"] | None = None)
         if draw is not None:
             raise ValueError("a draw belongs to a posterior: merge(posterior, draw)")
         refuse(source)
-        _refuse_hooks(source)
+        _refuse_entangled(source)
         return merge_own(copy.deepcopy(source))
     if isinstance(source, Mergeable):
         return source.merged(draw)
     raise TypeError(f"merge takes a network or a posterior, got {type(source).__name__}")
 
 
-def _refuse_hooks(network: nn.Module) -> None:
+def _refuse_entangled(network: nn.Module) -> None:
+    references = plain_references(network)
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for name, module in network.named_modules():
         if hasattr(module, "to_layer") and any(getattr(module, kind) for kind in kinds):
             raise ValueError(f"{name or 'the network'} has hooks, which the stock layer would lose; remove "
                              f"them first")  # fmt: skip
+        if hasattr(module, "to_layer") and id(module) in references:
+            raise ValueError(
+                f"{references[id(module)]}, a plain attribute, refers to {name or 'the network'} and would "
+                f"keep the low-rank layer; use nn.ModuleList or nn.ModuleDict"
+            )
 
 
 def merge_own(network: nn.Module) -> nn.Module:
@@ -82,7 +89,7 @@ def merge_own(network: nn.Module) -> nn.Module:
     modules = [(names, network.get_submodule(names[0])) for names in found.values()]
     inside = {id(part) for _, module in modules for part in module.modules() if part is not module}
     weights: dict[Any, nn.Parameter] = {}
-    with forked(0, "merge"):  # torch's constructors draw, for nothing
+    with forked(0, "merge"):  # of a user's own structure, the constructor may draw
         for names, low in modules:
             if id(low) in inside:
                 continue
@@ -107,7 +114,8 @@ def _restore_ties(low: nn.Module, stock: nn.Module, weights: dict[Any, nn.Parame
         kind = LowRankLinear if type(low) is LowRankEmbedding else type(low)
         key = (kind, *(id(held[factor]) for factor in ("A", "B", "s") if factor in held))
         weight = weights.setdefault(key, stock.weight)  # type: ignore[arg-type]
-        if torch.equal(weight, _tensor(stock.weight)):  # else each does what it did, and the tie is lost
+        same = weight is stock.weight or weight.is_meta or torch.equal(weight, _tensor(stock.weight))
+        if same:  # else each does what it did, and the tie is lost
             stock.weight = weight
 
 

@@ -26,7 +26,7 @@ def packed(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     rows = x.reshape(-1, x.shape[-1])
     reduced = (rows @ torch.cat(factors, 1)).split([layer.rank for layer in plain], 1)
     outputs = (F.linear(h, layer.A, layer.bias) for h, layer in zip(reduced, plain, strict=True))
-    return [y.view(*x.shape[:-1], -1) for y in outputs]
+    return [y.view(*x.shape[:-1], y.shape[-1]) for y in outputs]
 
 
 def _is_plain(layer: LowRankLinear) -> bool:

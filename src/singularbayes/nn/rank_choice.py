@@ -154,6 +154,8 @@ def _by_pattern(
     places = {(n, x): matrix_names(item, x) for n, item in items.items() for x in item.matrices}
     chosen: dict[tuple[str, str], int | Energy] = {}
     for pattern, value in rank.items():
+        if not isinstance(pattern, str):
+            raise ValueError(f"a rank pattern is a string of names, such as '{pattern}', got {pattern!r}")
         if not isinstance(value, Energy) and not _is_rank(value):
             raise ValueError(
                 f"rank of pattern {pattern!r} must be a positive integer or Energy(share), got {value!r}"

@@ -13,8 +13,6 @@ References:
 from __future__ import annotations
 
 import copy
-import difflib
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+
+from .conversion import PART_OF_ATTENTION, Network, Place, refuse
+from .factorize import put
+from .factors import check_stock, fill_layer
+from .rank_choice import matches, nearest
 
 __all__ = ["RankOneLayers", "RankOneLinear", "rank_one"]
 
@@ -85,7 +87,11 @@ class RankOneLinear(nn.Module):
         """The same function as a stock layer, which stays as it is: ``weight0`` is its weight, ``s = t = 0``.
 
         Device, dtype, mode and frozen parts are kept; ``s`` and ``t`` always require a gradient.
+
+        Raises:
+            TypeError: not an ``nn.Linear``.
         """
+        check_stock(cls.__name__, cls.replaces, layer)
         new = cls(layer.in_features, layer.out_features, layer.bias is not None,
                   layer.weight.device, layer.weight.dtype)  # fmt: skip
         with torch.no_grad():
@@ -99,12 +105,9 @@ class RankOneLinear(nn.Module):
     def to_layer(self) -> nn.Linear:
         """The stock layer with the same weight, formed once."""
         layer = nn.Linear(self.in_features, self.out_features, self.bias is not None,
-                          self.weight0.device, self.weight0.dtype)  # fmt: skip
-        layer.weight.copy_(self.weight)
-        layer.weight.requires_grad_(self.weight0.requires_grad)
-        if self.bias is not None:
-            layer.bias.copy_(self.bias)
-            layer.bias.requires_grad_(self.bias.requires_grad)
+                          device="meta", dtype=self.weight0.dtype)  # fmt: skip
+        layer = layer.to_empty(device=self.weight0.device)
+        fill_layer(layer, self.weight, self.bias, trained=self.weight0.requires_grad)
         return layer.train(self.training)
 
     @property
@@ -170,87 +173,60 @@ def rank_one(network: nn.Module, layers: str | Sequence[str] = "*") -> nn.Module
         0: rank-one
         2: kept, no pattern matches
     """
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network must be a torch.nn.Module, got {type(network).__name__}")
-    for name, module in network.named_modules():
-        if hasattr(module, "_orig_mod"):
-            raise ValueError(
-                f"{name or 'the network'} was compiled; use its ._orig_mod, and compile afterwards"
-            )
-    lazy = [name for name, parameter in network.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            f"{lazy[0]} is not initialised yet (a lazy module); run the network on one batch first"
-        )
-    places = _places(network)
+    refuse(network)
+    known = Network(network, random=False)
+    places = _places(known)
     patterns = [layers] if isinstance(layers, str) else list(layers)
-    kept = {
-        names[0]: why for names, module in places if (why := _why_kept(network, names, module)) is not None
-    }
+    kept = {place.key: why for place in places if (why := _why_kept(known, place))}
     chosen: set[str] = set()
     for pattern in patterns:
-        hits = {names[0] for names, _ in places if any(fnmatch.fnmatchcase(name, pattern) for name in names)}
+        hits = {place.key for place in places if matches(pattern, place.names)}
         if not hits - set(kept):
             raise ValueError(_no_hit(pattern, places, hits, kept))
         chosen |= hits - set(kept)
-    kept |= {names[0]: "no pattern matches" for names, _ in places if names[0] not in chosen | set(kept)}
+    kept |= {place.key: "no pattern matches" for place in places if place.key not in chosen | set(kept)}
     result = copy.deepcopy(network)
     olds = {name: result.get_submodule(name) for name in chosen}  # all, before the first is replaced
-    for names, _ in places:
-        old = olds.get(names[0])
+    for place in places:
+        old = olds.get(place.key)
         if isinstance(old, nn.Linear):
-            new = RankOneLinear.from_layer(old)
-            for place in names:
-                parent, _, leaf = place.rpartition(".")
-                if leaf:
-                    setattr(result.get_submodule(parent), leaf, new)
-                else:
-                    result = new
-    order = [names[0] for names, _ in places]
+            result = put(result, place.names, RankOneLinear.from_layer(old))
+    order = [place.key for place in places]
     ordered = {name: kept[name] for name in order if name in kept}
     report = RankOneLayers(tuple(name for name in order if name in chosen), ordered)
     result.rank_one_layers = report  # type: ignore[assignment]
     return result
 
 
-def _places(network: nn.Module) -> list[tuple[list[str], nn.Module]]:
-    """Every module with parameters of its own, with all names that it has."""
-    found: dict[int, tuple[list[str], nn.Module]] = {}
-    for name, module in network.named_modules(remove_duplicate=False):
-        if any(True for _ in module.parameters(recurse=False)) or isinstance(module, nn.Linear):
-            found.setdefault(id(module), ([], module))[0].append(name)
-    return list(found.values())
+def _places(known: Network) -> list[Place]:
+    """Every module with parameters of its own, once."""
+    found = []
+    for name, module in known.modules.items():
+        holds = next(module.parameters(recurse=False), None) is not None
+        if known.first[id(module)] == name and (holds or isinstance(module, nn.Linear)):
+            found.append(known.places.get(name) or Place((name,), module, None, PART_OF_ATTENTION))
+    return found
 
 
-def _why_kept(network: nn.Module, names: Sequence[str], layer: nn.Module) -> str | None:
+def _why_kept(known: Network, place: Place) -> str:
+    layer = place.module
     if isinstance(layer, RankOneLinear):
         return "rank-one already"
-    own = dict(layer.named_parameters(recurse=False))
-    if isinstance(layer, nn.Linear) and (hasattr(layer, "parametrizations") or "weight" not in own):
-        return "its weight is computed from others (weight_norm, spectral_norm, pruning)"
-    if type(layer) is not nn.Linear:
+    if not isinstance(layer, nn.Linear):
         return f"{type(layer).__name__}: only nn.Linear layers have a rank-one form here"
-    if layer._forward_hooks or layer._forward_pre_hooks:  # noqa: SLF001 - torch has no public way
-        return "it has forward hooks, which a new layer would lose"
-    inside = {f"{name}.{leaf}" if name else leaf for name in names for leaf in own}
-    for other, parameter in network.named_parameters(remove_duplicate=False):
-        for leaf, mine in own.items():
-            if parameter is mine and other not in inside:
-                return f"its {leaf} is tied to {other}"
-    return None
+    if place.reason:
+        return place.reason
+    for leaf, parameter in layer.named_parameters(recurse=False):
+        others = known.elsewhere(place.names, leaf, parameter)
+        if others:
+            return f"its {leaf} is tied to {others[0]}"
+    return ""
 
 
-def _no_hit(
-    pattern: str,
-    places: Sequence[tuple[list[str], nn.Module]],
-    hits: set[str],
-    kept: Mapping[str, str],
-) -> str:
+def _no_hit(pattern: str, places: Sequence[Place], hits: set[str], kept: Mapping[str, str]) -> str:
     start = f"pattern {pattern!r} matches no linear layer that can be made rank-one"
     if hits:
         name = min(hits)
         return f"{start}; {name or 'the network'} stays: {kept[name]}. Use MeanField for a belief about it"
-    known = [name for names, layer in places if isinstance(layer, nn.Linear) for name in names]
-    near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
-    nearest = ", ".join(name or "the network itself" for name in near)
-    return f"{start}; nearest names: {nearest or 'none, it has no nn.Linear'}"
+    names = [name for place in places if isinstance(place.module, nn.Linear) for name in place.names]
+    return f"{start}; {nearest(pattern, names) if names else 'nearest names: none, it has no nn.Linear'}"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .factors import new_factors, product, quiet_ranks, reset_factors, set_factors
+from .factors import check_stock, new_factors, product, quiet_ranks, reset_factors, set_factors
 from .ranks import matrix_ranks
 from .recurrent_inputs import check_sequence, check_states, under_autocast
 
@@ -157,8 +157,7 @@ class LowRankRecurrent(nn.Module, ABC):
             ValueError: a layer with ``proj_size``, weights that are computed (weight_norm), or a rank as in
                 the class.
         """
-        if not isinstance(layer, cls.replaces):
-            raise TypeError(f"{cls.__name__} replaces nn.{cls.replaces.__name__}, got {type(layer).__name__}")
+        check_stock(cls.__name__, cls.replaces, layer)
         refuse_projection(cls.__name__, layer.proj_size)
         own: dict[str, Any] = dict(layer.named_parameters())
         sizes = _sizes(cls.gates, layer.input_size, layer.hidden_size, layer.num_layers, layer.bidirectional)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .factors import fill_layer
 from .linear import LowRankLinear
 
 __all__ = ["LowRankTransposedLinear"]
@@ -57,12 +58,10 @@ class LowRankTransposedLinear(LowRankLinear):
     def to_layer(self) -> Any:
         """The ``Conv1D`` with the same weight, formed once."""
         stock = importlib.import_module("transformers.pytorch_utils").Conv1D
-        layer = stock(self.out_features, self.in_features).to(self.A.device, self.A.dtype)
-        layer.weight.copy_(self.weight)
-        layer.weight.requires_grad_(self.A.requires_grad)
-        if self.bias is not None:
-            layer.bias.copy_(self.bias)
-            layer.bias.requires_grad_(self.bias.requires_grad)
+        with torch.device("meta"):  # nothing is drawn
+            layer = stock(self.out_features, self.in_features).to(self.A.dtype)
+        layer.to_empty(device=self.A.device)
+        fill_layer(layer, self.weight, self.bias, trained=self.A.requires_grad)
         return layer.train(self.training)
 
     @property

@@ -3,7 +3,7 @@
 ``digits-structures``: settings were chosen on the validation digits and the OOD sets for choices (never
 scored), with ``python benchmarks/choose.py digits-structures``; the mean-field rows are those of ``digits``.
 
-``beijing-structures``: the LSTM of ``beijing`` for 15 epochs at most. IVON's learning rate and start
+``beijing-structures``: the LSTM of ``beijing`` for 10 epochs. IVON's learning rate and start
 curvature were chosen by validation NLL after three epochs (grids of three by three); nothing else was.
 Directions after a normalisation and rank-one vectors have no recurrent form here, so their rows, and a
 mean-field row beside them, are of a feed-forward network over the flattened window.
@@ -107,7 +107,7 @@ def perturbed_window() -> nn.Module:
     return rank_one(flat(128, 128), layers=["1", "3"])
 
 
-_LOOP = {"epochs": 15, "batch_size": 256, "temperature": 0.09, "patience": 15}
+_LOOP = {"epochs": 10, "batch_size": 256, "temperature": 0.09}
 _SLOW = {**_LOOP, "learning_rate": 2e-3}
 _WAVES = IVON(**_LOOP, learning_rate=0.3, hessian_init=0.1, beta2=0.9995, clip_radius=1.0)
 
@@ -136,6 +136,6 @@ BEIJING = Recipe(
         "window: RankOne": Plan(network=perturbed_window, prior=ScaleMixture(), method=RankOne(**_SLOW)),
         "window: Precise": Plan(network=directional_window, prior=Normal(1.0), method=Precise(**_SLOW)),
     },
-    draws=32,
+    draws=16,
     needs_data=True,
 )

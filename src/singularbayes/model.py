@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ class Model:
         likelihood: ``Categorical()``, ``Bernoulli()``, ``Gaussian()``, ``HeteroscedasticGaussian()``, or your
             own.
         prior: on every Bayesian parameter; ``PerParameter`` chooses by name.
-        bayesian: name patterns of the parameters that are believed about; all others stay as they are.
+        bayesian: name patterns of the parameters that are believed about; all others stay as they are, as do
+            all with ``requires_grad=False``.
         deterministic: patterns, among those, that are trained as point estimates (e.g. ``"*bias"``).
         normalization: treat the affine parameters of BatchNorm, LayerNorm, ... as Bayesian too. By default
             they are point estimates: a prior around 0 is wrong for a gain of 1.
@@ -68,9 +70,31 @@ class Model:
             normalization=normalization,
             likelihood=likelihood.parameters,
         )
+        self._warn_of_loose_ends()
         parameter = next(p for p in network.parameters() if p.requires_grad)
         self.dtype, self.device = parameter.dtype, parameter.device
         self.prior_blocks = tuple(self._blocks())
+
+    def __repr__(self) -> str:
+        layout, total = self.layout, sum(p.numel() for p in self.network.parameters())
+        point = sum(slot.size for slot in layout.of_kind("point"))
+        numbers = f"{layout.belief:,} of {total:,} numbers believed, {point:,} point estimates"
+        return f"Model({type(self.network).__name__}, {self.likelihood}, {self.prior}: {numbers})"
+
+    def _warn_of_loose_ends(self) -> None:
+        """In a network whose owner froze some parameters, the others are meant to be trained."""
+        if all(p.requires_grad for p in self.network.parameters()):
+            return
+        inside = {name for slot in self.layout.slots for name in slot.aliases}
+        loose = [n for n, p in self.network.named_parameters() if p.requires_grad and n not in inside]
+        if loose:
+            more = f" and {len(loose) - 2} more" if len(loose) > 2 else ""
+            warnings.warn(
+                f"{', '.join(loose[:2])}{more} can be trained (requires_grad=True), but no pattern of bayesian= "
+                f"matches: they stay as they are. Add them to bayesian=, and to deterministic= for point "
+                f"estimates; or freeze them with requires_grad_(False)",
+                stacklevel=3,
+            )
 
     @property
     def takes_integers(self) -> bool:

@@ -248,6 +248,20 @@ def test_the_time_of_finding_directions_counts(monkeypatch):
     assert posterior.info["seconds"] > 0.3
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((DATA[:, :-1], LABELS), r"failed on inputs of shape \(2, "),  # torch's own error came first
+        ((DATA, LABELS + 100), "in row 0 is out of range"),
+    ],
+)
+def test_bad_data_are_named_before_the_search_for_directions(data, words, monkeypatch):
+    monkeypatch.setattr(sb.GGNDirections, "find", lambda *_: pytest.fail("searched"))
+    method = sb.DirectionPrecision(epochs=1, directions=sb.GGNDirections(k=2, iterations=1))
+    with pytest.raises(ValueError, match=words):
+        method.fit(sb.Model(network_of(), sb.Categorical()), data)
+
+
 class Killed(BaseException):
     """Stands for a kill."""
 

@@ -44,7 +44,7 @@ from ..priors import Normal
 from ..probing import checked_device
 from ..random import generator
 from .diagonal import initial_scales
-from .learner import Bound, adam, warn_if_collapsed
+from .learner import Bound, adam, prepare, warn_if_collapsed
 from .training import Training, fit_learner
 
 __all__ = ["DirectionPrecision", "GGNDirections", "RandomDirections"]
@@ -287,6 +287,7 @@ class DirectionPrecision(Training):
         for _, prior in model.prior_blocks:
             _normal(prior)  # refused before any work
         device = checked_device(self.device) if self.device else model.device
+        prepare(model, self.patience, train, validation, device)  # its errors come before the search
         began = time.perf_counter()
         directions = self.directions.find(model, train, device, seed)
         seconds = time.perf_counter() - began

@@ -194,15 +194,19 @@ def test_another_prior_is_refused_before_any_work(prior):
         sb.DirectionPrecision().fit(sb.Model(network_of(), sb.Categorical(), prior=prior), None)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sb.RandomDirections(0), "RandomDirections.k"),
-        (lambda: sb.GGNDirections(k=0), "GGNDirections.k"),
+        (lambda: sb.RandomDirections(0), "k must be a whole"),
+        (lambda: sb.GGNDirections(k=0), "k must be a whole"),
         (lambda: sb.GGNDirections(iterations=0), "iterations"),
         (lambda: sb.GGNDirections(rows=0), "rows"),
         (lambda: sb.DirectionPrecision(initial_std=0.0), "initial_std"),
         (lambda: sb.DirectionPrecision(validation_draws=0), "validation_draws"),
+        (lambda: sb.DirectionPrecision(validation_draws=True), "validation_draws must be a whole"),
+        (lambda: sb.MeanField(validation_draws=2.5), "validation_draws must be a whole"),
+        (lambda: sb.Precise(validation_draws=2.5), "validation_draws must be a whole"),
     ],
 )
 def test_settings_are_checked(make, words):

@@ -23,6 +23,7 @@ from ..model import BlockPrior, Model
 from ..posterior import Posterior
 from .diagonal import Gradient, MeanFieldLearner, is_learned
 from .learner import Bound, warn_if_collapsed
+from .settings import check_whole
 from .training import Training, fit_learner
 from .warm_up import check_warm_up, share_of_kl
 
@@ -104,8 +105,7 @@ class MeanField(Training):
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
         check_warm_up(self.kl_start, self.kl_full)
-        if self.validation_draws < 1:
-            raise ValueError(f"validation_draws must be at least 1, got {self.validation_draws}")
+        check_whole(validation_draws=self.validation_draws)
 
     def warm_up(self, progress: float) -> float:
         """Share of the KL's weight after ``progress`` epochs."""

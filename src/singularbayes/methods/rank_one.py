@@ -38,6 +38,7 @@ from ..posterior import Posterior
 from ..priors import ScaleMixture
 from ..random import generator
 from .learner import Bound, adam, warn_if_collapsed
+from .settings import check_whole
 from .training import Training, fit_learner
 from .warm_up import check_warm_up, share_of_kl
 
@@ -288,10 +289,7 @@ class RankOne(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "kl", None if self.kl is None else KL(self.kl))
-        for name in ("components", "validation_draws"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_whole(components=self.components, validation_draws=self.validation_draws)
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
         if not (self.spread >= 0 and math.isfinite(self.spread)):

@@ -32,6 +32,7 @@ __all__ = [
     "closed",
     "closed_gradient",
     "entropy",
+    "estimator_for",
     "has_closed_form",
     "log_density",
 ]
@@ -60,6 +61,19 @@ class KL(StrEnum):
 def has_closed_form(prior: object) -> bool:
     """Whether the KL to this prior is known exactly."""
     return isinstance(prior, Normal | Laplace)
+
+
+def estimator_for(prior: object, kl: KL | None) -> KL:
+    """The estimator that was asked for; for ``None`` the closed form, else Monte Carlo.
+
+    Raises:
+        ValueError: the closed form was asked for, and this prior has none.
+    """
+    if kl is KL.CLOSED and not has_closed_form(prior):
+        raise ValueError(
+            f"the KL to {type(prior).__name__} has no closed form; use kl=sb.KL.MONTE_CARLO or sb.KL.BOUND"
+        )
+    return kl or (KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO)
 
 
 def entropy(family: Family, scale: Tensor) -> Tensor:

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from .data import batch_size_of, take
 from .model import Model
 from .random import forked
 
-__all__ = ["check_network", "checked_device"]
+__all__ = ["check_network", "checked_device", "restless_frozen_parts"]
 
 _TOLERANCE = 1e-3  # of the outputs' size; float32 sums in another order differ by far less
 
@@ -108,6 +110,43 @@ def _check_own_parameters(model: Model, copy: nn.Module, rows: Any) -> None:
             "network keeps hold of them. Reach parameters through self in a method, or use nn.ModuleList and "
             "nn.ParameterList"
         )
+
+
+def restless_frozen_parts(model: Model, copy: nn.Module, *, dropout: bool) -> dict[str, list[str]]:
+    """Frozen parts of a network that train mode changes all the same.
+
+    Args:
+        model: the user's model, whose layout says what is trained.
+        copy: its network's copy, in train mode; what keeps itself in eval mode there is at rest.
+        dropout: whether dropout counts, or batch normalisation alone.
+
+    Returns:
+        For each largest part that holds parameters, none of them trained, the paths of its active dropout
+        and of its batch normalisations that move their statistics.
+    """
+    trained = {name for slot in model.layout.of_kind("belief", "point") for name in slot.aliases}
+    found: dict[str, list[str]] = {}
+    frozen: list[str] = []
+    for path, module in copy.named_modules():
+        names = [f"{path}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)]
+        inside = any(path.startswith(f"{part}.") for part in frozen)
+        if path and names and not inside and trained.isdisjoint(names):
+            frozen.append(path)
+            found[path] = [
+                ".".join(filter(None, (path, inner)))
+                for inner, part in module.named_modules()
+                if part.training and (_moves_statistics(part) or (dropout and _drops(part)))
+            ]
+    return {path: parts for path, parts in found.items() if parts}
+
+
+def _drops(module: nn.Module) -> bool:
+    rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
+
+
+def _moves_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.track_running_stats
 
 
 def _clone(x: Any) -> Any:

@@ -194,15 +194,19 @@ def test_another_prior_is_refused_before_any_work(prior):
         sb.DirectionPrecision().fit(sb.Model(network_of(), sb.Categorical(), prior=prior), None)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sb.RandomDirections(0), "RandomDirections.k"),
-        (lambda: sb.GGNDirections(k=0), "GGNDirections.k"),
+        (lambda: sb.RandomDirections(0), "k must be a whole"),
+        (lambda: sb.GGNDirections(k=0), "k must be a whole"),
         (lambda: sb.GGNDirections(iterations=0), "iterations"),
         (lambda: sb.GGNDirections(rows=0), "rows"),
         (lambda: sb.DirectionPrecision(initial_std=0.0), "initial_std"),
         (lambda: sb.DirectionPrecision(validation_draws=0), "validation_draws"),
+        (lambda: sb.DirectionPrecision(validation_draws=True), "validation_draws must be a whole"),
+        (lambda: sb.MeanField(validation_draws=2.5), "validation_draws must be a whole"),
+        (lambda: sb.Precise(validation_draws=2.5), "validation_draws must be a whole"),
     ],
 )
 def test_settings_are_checked(make, words):
@@ -246,6 +250,20 @@ def test_the_time_of_finding_directions_counts(monkeypatch):
     model = sb.Model(network_of(), sb.Categorical())
     posterior = sb.DirectionPrecision(epochs=1).fit(model, (DATA, LABELS))
     assert posterior.info["seconds"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((DATA[:, :-1], LABELS), r"failed on inputs of shape \(2, "),  # torch's own error came first
+        ((DATA, LABELS + 100), "in row 0 is out of range"),
+    ],
+)
+def test_bad_data_are_named_before_the_search_for_directions(data, words, monkeypatch):
+    monkeypatch.setattr(sb.GGNDirections, "find", lambda *_: pytest.fail("searched"))
+    method = sb.DirectionPrecision(epochs=1, directions=sb.GGNDirections(k=2, iterations=1))
+    with pytest.raises(ValueError, match=words):
+        method.fit(sb.Model(network_of(), sb.Categorical()), data)
 
 
 class Killed(BaseException):

@@ -66,8 +66,9 @@ def deviation(one: Tensor, two: Tensor) -> float:
     return ((one.mean(0) - two.mean(0)).abs() / error.clamp_min(1e-12)).max().item()
 
 
-# Under 120 numbers in each comparison, two-sided at 4.7 standard errors: a false alarm once in 3,000 seeds.
-LIMIT = 4.7
+# 4 standard errors, two-sided, normal (600 draws): 6.3e-5 a number. Up to 208 numbers are compared at once:
+# in each comparison a false alarm at most once in 75 seeds; the seeds are fixed.
+LIMIT = 4.0
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -222,19 +223,23 @@ def test_the_contract_holds(gradient):
     check_method(sb.MeanField(epochs=2, gradient=gradient))
 
 
-@pytest.mark.parametrize("gradient", [Gradient.LOCAL, Gradient.ANTITHETIC])
-def test_the_closed_form_optimum_is_reached(gradient):
-    # the conjugate regression of tests/methods/test_mean_field.py
-    x = torch.tensor([[-1.0], [-0.5], [0.5], [1.5], [2.0], [3.0]])
-    y = torch.tensor([-1.1, -1.0, 0.2, 0.9, 1.4, 2.3])
+@pytest.mark.parametrize(
+    ("gradient", "epochs", "copies"), [(Gradient.LOCAL, 600, 50), (Gradient.ANTITHETIC, 2000, 1)]
+)
+def test_the_closed_form_optimum_is_reached(gradient, epochs, copies):
+    # The conjugate regression of tests/methods/test_mean_field.py, trap 5. Each point fifty times with fifty
+    # times the noise variance has the same posterior; local draws, one for each, then average out. Over seeds
+    # the variances scatter by .5% (local) and some 6% (antithetic: one draw a step).
+    x = torch.tensor([[-1.0], [-0.5], [0.5], [1.5], [2.0], [3.0]]).repeat(copies, 1)
+    y = torch.tensor([-1.1, -1.0, 0.2, 0.9, 1.4, 2.3]).repeat(copies)
     torch.manual_seed(0)
-    model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.5), prior=Normal(1.0))
-    settings = {"epochs": 1200, "batch_size": 6, "learning_rate": 0.01, "initial_std": 0.3}
+    model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.5 * copies**0.5), prior=Normal(1.0))
+    settings = {"epochs": epochs, "batch_size": len(x), "learning_rate": 0.02, "initial_std": 0.3}
     posterior = sb.MeanField(**settings, schedule=sb.Schedule.COSINE, gradient=gradient).fit(model, (x, y))
     weight, bias = posterior.distribution.mean.tolist()
     variances = posterior.distribution.variance.tolist()
     assert (weight, bias) == pytest.approx((0.853125, -0.31875), abs=0.02)
-    assert variances == pytest.approx([0.0147058824, 0.04], rel=0.2)  # bars of the noise of so short a fit
+    assert variances == pytest.approx([0.0147058824, 0.04], rel=0.1)
 
 
 def test_antithetic_rows_of_a_table_are_mirrored():
@@ -247,19 +252,24 @@ def test_antithetic_rows_of_a_table_are_mirrored():
     assert two.var(0).sum() < 0.5 * one.var(0).sum()
 
 
-def test_an_antithetic_step_of_a_quadratic_has_no_noise_in_its_means():
-    # the mean's gradient of a linear model with squared error is linear in w: the mirrored halves cancel
+@pytest.mark.parametrize("gradient", [Gradient.ANTITHETIC, Gradient.DRAW])
+def test_an_antithetic_step_of_a_quadratic_has_no_noise_in_its_means(gradient):
+    # With loss 1/2 (w - w*)^T H (w - w*) the gradients at mean +- sigma eps are H (mean - w*) +- H sigma eps:
+    # their mean has no noise, half their difference times eps is the gradient for sigma.
     network = nn.Linear(4, 1).double()
+    model = sb.Model(network, sb.Gaussian(noise=1.0), prior=Normal())
     y = X[:, 0] - X[:, 1]
-    for gradient, still in ((Gradient.ANTITHETIC, True), (Gradient.DRAW, False)):
-        method = sb.MeanField(gradient=gradient, initial_std=0.5)
-        model = sb.Model(network, sb.Gaussian(noise=1.0), prior=Normal())
-        data = prepare(model, None, (X, y), None, model.device)
-        run = Run(model, method, BuildMeanField(method), data, model.device, 0)
-        rows = gradients(run, draws=20, y=data.train.y)
-        assert (rows[:, :5].std(0).max().item() < 1e-12) is still
-        assert rows[:, 5:].std(0).min() > 1e-5
-        exact = X.T @ (X @ network.weight.detach()[0] + network.bias.detach() - y) / len(X)
-        expected = exact + 0.01 * network.weight.detach()[0]
-        if still:
-            torch.testing.assert_close(rows[0, :4], expected, atol=1e-10, rtol=1e-10)
+    method = sb.MeanField(gradient=gradient, initial_std=0.5)
+    data = prepare(model, None, (X, y), None, model.device)
+    run = Run(model, method, BuildMeanField(method), data, model.device, 0)
+    design = torch.cat([X, torch.ones(len(X), 1).double()], 1)
+    hessian = design.T @ design / len(X)
+    learner = run.learner
+    for seed in range(5):
+        (row,) = gradients(run, draws=1, y=data.train.y, seed=seed)
+        mean, sigma, noise = learner.mean, learner.sigma, learner.noise
+        by_mean = design.T @ (design @ mean - y) / len(X) + 0.01 * mean
+        by_sigma = noise * (hessian @ (sigma * noise)) + 0.01 * (sigma - 1 / sigma)
+        expected = torch.cat([by_mean, by_sigma * -torch.expm1(-sigma)])
+        right = torch.isclose(row, expected, rtol=1e-10, atol=1e-12)
+        assert right.all() if gradient is Gradient.ANTITHETIC else not right.any()

@@ -152,3 +152,52 @@ def test_masks_name_the_lengths_that_do_not_fit():
     fitted = sb.MCDropout(epochs=1).fit(sb.Model(Sequence(), sb.Categorical()), (torch.randn(8, 6, 3), Y[:8]))
     with pytest.raises(ValueError, match=r"mask of shape \(6, 3\) meets an activation of shape \(9, 3\)"):
         fitted.predict(torch.randn(4, 9, 3))
+
+
+class Frozen(nn.Module):
+    """An encoder that is not trained, with dropout and batch normalisation, and a head that is."""
+
+    def __init__(self, stays: bool = False) -> None:
+        super().__init__()
+        self.encoder = Resting() if stays else nn.Sequential()
+        self.encoder.extend([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Dropout(0.0)])
+        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+class Resting(nn.Sequential):
+    def train(self, mode: bool = True) -> nn.Module:
+        return super().train(False)
+
+
+def head_alone(network: nn.Module, by_pattern: bool = True) -> sb.Model:
+    if by_pattern:
+        return sb.Model(network, sb.Categorical(), bayesian="head.*")
+    network.get_submodule("encoder").requires_grad_(False)
+    return sb.Model(network, sb.Categorical())
+
+
+@pytest.mark.parametrize("by_pattern", [True, False])
+def test_a_frozen_encoder_that_train_mode_changes_is_named(by_pattern):
+    # torch's train() switches dropout on and moves statistics, whatever is frozen: the head is then trained
+    # on other features than it predicts from
+    message = r"nothing in encoder is trained.*: encoder\.1, encoder\.2 \(dropout"
+    with pytest.warns(UserWarning, match=message):
+        sb.MeanField(epochs=1).fit(head_alone(Frozen(), by_pattern), (X, Y))
+
+
+def test_a_frozen_encoder_that_stays_in_eval_mode_is_silent_and_stays_as_it_is():
+    network = Frozen(stays=True)
+    before = network.encoder[1].running_mean.clone()
+    posterior = sb.MeanField(epochs=1).fit(head_alone(network), (X, Y))
+    assert torch.equal(posterior.network.encoder[1].running_mean, before)
+
+
+def test_monte_carlo_dropout_means_the_dropout_of_frozen_parts():
+    network = Frozen()
+    network.encoder[1] = nn.Identity()
+    sb.MCDropout(epochs=1).fit(head_alone(network), (X, Y))
+    with pytest.warns(UserWarning, match=r"encoder is trained.*encoder\.1 \("):
+        sb.MCDropout(epochs=1).fit(head_alone(Frozen()), (X, Y))

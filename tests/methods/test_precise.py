@@ -303,3 +303,19 @@ def test_settings_are_checked(settings):
 
 def test_its_closed_forms_are_documented_examples():
     assert precise.resultant_length(0.75) == pytest.approx(0.8)
+
+
+def test_every_row_has_its_own_width():
+    # rows of very different lengths: widths laid out along the other axis are wrong
+    torch.manual_seed(0)
+    network = nn.Sequential(sb.nn.DirectionalLinear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    with torch.no_grad():
+        network.get_parameter("0.weight").mul_(torch.tensor([[0.1], [1.0], [10.0]]))
+    x = torch.randn(40, 4)
+    posterior = sb.Precise(epochs=2).fit(sb.Model(network, sb.Categorical()), (x, (x[:, 0] > 0).long()))
+    layer = posterior.network.get_submodule("0")
+    assert isinstance(layer, sb.nn.DirectionalLinear)
+    widths = posterior.layout.views(posterior.distribution.std)["0.weight"]
+    expected = layer.weight_std(posterior.info["noise"]["0"]).unsqueeze(1).expand(3, 4)
+    torch.testing.assert_close(widths, expected)
+    assert widths[2, 0] > 1.5 * widths[1, 0]

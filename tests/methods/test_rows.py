@@ -296,6 +296,20 @@ def test_all_rows_are_drawn_where_something_reads_them_all(kind, table, settings
     assert drawn_rows(sb.Model(network(kind, table), sb.Categorical(), prior=prior), **settings) == rows
 
 
+@pytest.mark.parametrize("prior", [MIXTURE, Normal(0.7), PerParameter({"table*": MIXTURE, "*": Normal()})])
+def test_the_objective_is_the_same_when_compiled(prior):
+    # only how many rows are drawn differs, not the estimator: it was Monte Carlo where compile=True
+    model = sb.Model(network(), sb.Categorical(), prior=prior)
+    eager, compiled = (
+        [(each.block, each.kl) for each in learner_of(sb.MeanField(compile=choice), model).stretches]
+        for choice in (False, True)
+    )
+    assert eager == compiled
+    table = next(slot for slot in model.layout.of_kind("belief") if slot.name == "table.weight")
+    own = [kl for block, kl in compiled if block.start == table.start]
+    assert own == [KL.CLOSED if isinstance(prior, Normal) else KL.BOUND]
+
+
 def test_a_module_is_a_table_to_others_whatever_watches_it():
     learner = learner_of(sb.MeanField(), sb.Model(network(), sb.Categorical()))
     table = learner.bound.network.get_submodule("table")

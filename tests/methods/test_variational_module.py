@@ -91,6 +91,47 @@ def test_gradients_are_those_of_mean_field_at_the_same_noise(name, family):
     assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
+class Words(nn.Module):
+    """A table that is looked up, and a head."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.head = nn.Embedding(9, 3), nn.Linear(3, 9)
+        if tied:
+            self.head.weight = self.table.weight
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(ids).mean(1)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("prior", "kl"),
+    [(MIXTURE, None), (MIXTURE, KL.BOUND), (MIXTURE, KL.MONTE_CARLO), (Normal(0.7), None), (LEARNED, None)],
+)
+def test_tables_have_the_estimator_of_mean_field(prior, kl, tied):
+    # by default the bound under a mixture; the module had Monte Carlo there
+    model = sb.Model(Words(tied), sb.Categorical(), prior=prior)
+    module = sb.VariationalModule(model, num_data=50, kl=kl, seed=3)
+    ids, y = torch.tensor([[0, 4], [4, 7]]), torch.tensor([1, 2])
+    loss = module.loss(ids, y)
+    loss.backward()
+
+    build = BuildMeanField(sb.MeanField(kl=kl, compile=True))  # draws all rows, as the module does
+    start = model.layout.flatten(model.network)
+    gradient = torch.zeros(build.size(model), dtype=start.dtype)
+    learner = build(Bound(model, torch.device("cpu"), gradient, start), start, gradient)
+    learner.draw(generator(3, "noise", 0, 1))
+    nll = nn.functional.cross_entropy(learner.bound.network(ids), y)
+    nll.backward()
+    learner.finish(1 / 50, 1.0)
+    ours = torch.cat([p.grad for p in (module.mean, module.rho, module.prior_numbers) if p is not None])
+    torch.testing.assert_close(ours, gradient, rtol=1e-11, atol=1e-12)
+    assert loss.item() == pytest.approx(nll.item() + learner.regulariser() / 50, rel=1e-12)
+
+
 def kl_by_torch(module, noise: Tensor) -> Tensor:
     """One-sample KL to MIXTURE."""
     q = td.Normal(module.mean, nn.functional.softplus(module.rho))

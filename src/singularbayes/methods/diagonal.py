@@ -135,7 +135,7 @@ class MeanFieldLearner:
     def _stretches(self) -> list[Stretch]:
         method, bound = self.method, self.bound
         slots = bound.layout.of_kind("belief")
-        tables = {} if method.compile else find_tables(bound.network, slots)
+        tables = find_tables(bound.network, slots)
         layers = self._local_layers() if method.gradient is Gradient.LOCAL else {}
 
         def special(slot: Slot, prior: BlockPrior) -> Stretch | None:
@@ -145,6 +145,8 @@ class MeanFieldLearner:
             kl = method.table_estimator(prior)
             if slot.name not in tables or kl is KL.MONTE_CARLO:  # which needs a draw of every row
                 return None
+            if method.compile:  # without hooks: drawn whole, under the same KL
+                return Stretch(block, prior, kl)
             flat = (self.mean, self.sigma, self.noise, self.weights)
             mean, sigma, noise, weights = (t[block].view(slot.shape) for t in flat)
             table = Table(mean, sigma, noise, weights, self._fill)

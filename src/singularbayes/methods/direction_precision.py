@@ -44,16 +44,11 @@ from ..priors import Normal
 from ..probing import checked_device
 from ..random import generator
 from .diagonal import initial_scales
-from .learner import Bound, adam, warn_if_collapsed
+from .learner import Bound, adam, prepare, warn_if_collapsed
+from .settings import check_whole
 from .training import Training, fit_learner
 
 __all__ = ["DirectionPrecision", "GGNDirections", "RandomDirections"]
-
-
-def _check_whole(owner: str, **numbers: object) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{owner}.{name} must be a whole number of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class RandomDirections:
     k: int = 8
 
     def __post_init__(self) -> None:
-        _check_whole("RandomDirections", k=self.k)
+        check_whole(k=self.k)
 
     def find(self, model: Model, train: Any, device: torch.device, seed: int) -> list[Tensor]:
         """``U`` of each believed tensor, ``(d, min(k, d))``."""
@@ -94,7 +89,7 @@ class GGNDirections:
     rows: int = 1024
 
     def __post_init__(self) -> None:
-        _check_whole("GGNDirections", k=self.k, iterations=self.iterations, rows=self.rows)
+        check_whole(k=self.k, iterations=self.iterations, rows=self.rows)
 
     def find(self, model: Model, train: Any, device: torch.device, seed: int) -> list[Tensor]:
         """``U`` of each believed tensor, ``(d, min(k, d))``."""
@@ -266,8 +261,7 @@ class DirectionPrecision(Training):
             )
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
-        if self.validation_draws < 1:
-            raise ValueError(f"validation_draws must be at least 1, got {self.validation_draws}")
+        check_whole(validation_draws=self.validation_draws)
 
     def fit(
         self,
@@ -287,6 +281,7 @@ class DirectionPrecision(Training):
         for _, prior in model.prior_blocks:
             _normal(prior)  # refused before any work
         device = checked_device(self.device) if self.device else model.device
+        prepare(model, self.patience, train, validation, device)  # its errors come before the search
         began = time.perf_counter()
         directions = self.directions.find(model, train, device, seed)
         seconds = time.perf_counter() - began

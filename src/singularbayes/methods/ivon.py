@@ -34,6 +34,7 @@ from ..model import Model
 from ..posterior import Posterior
 from ..priors import Normal
 from .learner import Bound, warn_if_collapsed
+from .settings import check_whole
 from .training import Training, fit_learner
 
 __all__ = ["IVON"]
@@ -263,10 +264,7 @@ class IVON(Training):
             raise ValueError(
                 f"clip_radius must be positive (infinity: no clipping), got {self.clip_radius!r}"
             )
-        for name in ("draws", "validation_draws"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_whole(draws=self.draws, validation_draws=self.validation_draws)
 
     def fit(
         self,

@@ -158,11 +158,18 @@ def adam(vector: Tensor, learning_rate: float) -> torch.optim.Adam:
     return torch.optim.Adam([vector], lr=learning_rate, fused=fused)
 
 
-def warn_if_collapsed(posterior: Posterior, advice: str) -> None:
-    """Warn of a posterior without width, whose draws are one network, and say what to do."""
+def warn_if_collapsed(posterior: Posterior, advice: str, size: float | None = None) -> None:
+    """Warn of a posterior without width, whose draws are one network, and say what to do.
+
+    Args:
+        posterior: just fitted.
+        advice: what to do.
+        size: what a standard deviation is compared with; by default the root mean square of the means.
+    """
     distribution, beliefs = posterior.distribution, posterior.layout.belief
-    relative = distribution.variance[:beliefs].sqrt() / distribution.mean[:beliefs].square().mean().sqrt()
-    if relative.max().item() < _NO_WIDTH:
+    widest = distribution.variance[:beliefs].max().sqrt().item()
+    unit = distribution.mean[:beliefs].square().mean().sqrt().item() if size is None else size
+    if widest < _NO_WIDTH * unit:
         warnings.warn(
             f"the posterior collapsed to its mean: every standard deviation is below a ten-thousandth of the "
             f"weights' size; {advice}",

@@ -137,6 +137,7 @@ class MCDropout(Training):
             seed=seed,
             checkpoint=checkpoint,
             progress=progress,
+            dropout=True,
             facts=facts,
         )
         x, _ = next(iter(as_source(train, model.dtype, model.takes_integers).epoch(2, 0, 0, shuffle=False)))

@@ -18,12 +18,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..divergence import KL, Family, has_closed_form
+from ..divergence import KL, Family, estimator_for, has_closed_form
 from ..model import BlockPrior, Model
 from ..posterior import Posterior
 from .diagonal import Gradient, MeanFieldLearner, is_learned
 from .learner import Bound, warn_if_collapsed
+from .settings import check_whole
 from .training import Training, fit_learner
+from .warm_up import check_warm_up, share_of_kl
 
 __all__ = ["Gradient", "MeanField"]
 
@@ -54,8 +56,9 @@ class MeanField(Training):
     Args:
         kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any
             prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo;
-            for embedding tables closed or the bound, so that a step draws no more rows than it looks up
-            (Monte Carlo, as a learned prior needs it, draws all rows; so does ``compile``).
+            for embedding tables that are not tied closed or the bound, so that a step draws no more rows than
+            it looks up (a learned prior needs Monte Carlo, which draws all rows; ``compile`` draws all rows
+            too, and takes the same KL).
         kl_start: epochs without KL at the start.
         kl_full: epoch at which the KL's weight has grown to its full size, in a line from ``kl_start``.
         family: ``gaussian`` or ``laplace`` q.
@@ -101,37 +104,22 @@ class MeanField(Training):
             )
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
-        if self.kl_start < 0 or (self.kl_full and self.kl_full < self.kl_start):
-            raise ValueError(
-                f"the KL's warm-up needs 0 <= kl_start <= kl_full, got {self.kl_start} and {self.kl_full}"
-            )
-        if self.validation_draws < 1:
-            raise ValueError(f"validation_draws must be at least 1, got {self.validation_draws}")
+        check_warm_up(self.kl_start, self.kl_full)
+        check_whole(validation_draws=self.validation_draws)
 
     def warm_up(self, progress: float) -> float:
         """Share of the KL's weight after ``progress`` epochs."""
-        if progress >= max(self.kl_full, self.kl_start):
-            return 1.0
-        return (
-            0.0 if progress < self.kl_start else (progress - self.kl_start) / (self.kl_full - self.kl_start)
-        )
+        return share_of_kl(progress, self.kl_start, self.kl_full)
 
     def estimator(self, prior: BlockPrior) -> KL:
         """The KL estimator for one block's prior."""
-        if self.kl is None and (self.gradient is Gradient.DRAW or has_closed_form(prior)):
-            return KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO
-        if is_learned(prior) and self.kl is not KL.MONTE_CARLO:
+        if is_learned(prior) and (self.kl is KL.BOUND or self.gradient is not Gradient.DRAW):
             raise ValueError(
                 "a learned ScaleMixture needs kl=sb.KL.MONTE_CARLO and gradient=sb.Gradient.DRAW"
             )
-        if self.kl is None:
+        if self.kl is None and self.gradient is not Gradient.DRAW and not has_closed_form(prior):
             return KL.BOUND
-        if self.kl is KL.CLOSED and not has_closed_form(prior):
-            raise ValueError(
-                f"the KL to {type(prior).__name__} has no closed form; use kl=sb.KL.MONTE_CARLO or "
-                f"sb.KL.BOUND"
-            )
-        return self.kl
+        return estimator_for(prior, self.kl)
 
     def table_estimator(self, prior: BlockPrior) -> KL:
         """The KL estimator for an embedding table: by default one that needs no draw of every row."""

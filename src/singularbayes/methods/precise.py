@@ -41,6 +41,7 @@ from ..parameters import Slot, owner
 from ..posterior import Posterior
 from ..priors import ScaleMixture
 from .learner import Bound, adam
+from .settings import check_whole
 from .training import Training, fit_learner
 
 __all__ = ["Precise", "concentration", "direction_kl", "resultant_length"]
@@ -253,8 +254,7 @@ class Precise(Training):
         super().__post_init__()
         if not (self.initial_noise > 0 and math.isfinite(self.initial_noise)):
             raise ValueError(f"initial_noise must be positive and finite, got {self.initial_noise!r}")
-        if self.validation_draws < 1:
-            raise ValueError(f"validation_draws must be at least 1, got {self.validation_draws}")
+        check_whole(validation_draws=self.validation_draws)
 
     def fit(
         self,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import glob
 import math
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..distributions import DiagonalGaussian, MixtureDistribution, positive
-from ..divergence import KL, Family, bound_gradient, has_closed_form, log_density
+from ..divergence import KL, Family, bound_gradient, estimator_for, log_density
 from ..divergence import bound as kl_bound
 from ..model import BlockPrior, Model
 from ..nn.rank_one import RankOneLinear
@@ -38,12 +37,12 @@ from ..parameters import Slot, owner
 from ..posterior import Posterior
 from ..priors import ScaleMixture
 from ..random import generator
-from .learner import Bound, adam
+from .learner import Bound, adam, warn_if_collapsed
+from .settings import check_whole
 from .training import Training, fit_learner
+from .warm_up import check_warm_up, share_of_kl
 
 __all__ = ["RankOne"]
-
-_NO_WIDTH = 1e-4
 
 
 def restricted(model: Model) -> Model:
@@ -290,18 +289,12 @@ class RankOne(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "kl", None if self.kl is None else KL(self.kl))
-        for name in ("components", "validation_draws"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_whole(components=self.components, validation_draws=self.validation_draws)
         if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
             raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
         if not (self.spread >= 0 and math.isfinite(self.spread)):
             raise ValueError(f"spread must be 0 or positive, and finite, got {self.spread}")
-        if self.kl_start < 0 or (self.kl_full and self.kl_full < self.kl_start):
-            raise ValueError(
-                f"the KL's warm-up needs 0 <= kl_start <= kl_full, got {self.kl_start} and {self.kl_full}"
-            )
+        check_warm_up(self.kl_start, self.kl_full)
         if self.per_example and self.compile:
             raise ValueError(
                 "per_example=True draws inside the forward pass, which cannot be compiled; use compile=False"
@@ -309,11 +302,7 @@ class RankOne(Training):
 
     def warm_up(self, progress: float) -> float:
         """Share of the KL's weight after ``progress`` epochs."""
-        if progress >= max(self.kl_full, self.kl_start):
-            return 1.0
-        return (
-            0.0 if progress < self.kl_start else (progress - self.kl_start) / (self.kl_full - self.kl_start)
-        )
+        return share_of_kl(progress, self.kl_start, self.kl_full)
 
     def estimator(self, prior: BlockPrior) -> KL:
         """The KL estimator for one block's prior."""
@@ -321,12 +310,7 @@ class RankOne(Training):
             raise ValueError(
                 "a learned ScaleMixture needs MeanField; give RankOne ScaleMixture(learned=False)"
             )
-        if self.kl is KL.CLOSED and not has_closed_form(prior):
-            raise ValueError(
-                f"the KL to {type(prior).__name__} has no closed form; use kl=sb.KL.MONTE_CARLO or "
-                f"sb.KL.BOUND"
-            )
-        return self.kl or (KL.CLOSED if has_closed_form(prior) else KL.MONTE_CARLO)
+        return estimator_for(prior, self.kl)
 
     def fit(
         self,
@@ -359,10 +343,6 @@ class RankOne(Training):
             validation_draws=self.validation_draws,
             facts={"method": type(self).__name__, "numbers": build.size(own)},
         )
-        if posterior.distribution.variance[: own.layout.belief].max().sqrt().item() < _NO_WIDTH:
-            warnings.warn(
-                "the posterior collapsed to its mean: every standard deviation of s and t is below a "
-                "ten-thousandth; raise temperature or initial_std, or check that the KL is on (kl_start)",
-                stacklevel=2,
-            )
+        advice = "raise temperature or initial_std, or check that the KL is on (kl_start)"
+        warn_if_collapsed(posterior, advice, size=1.0)  # s and t multiply: 1 is the weight itself
         return posterior

@@ -9,7 +9,18 @@ from numbers import Integral, Real
 
 from ..probing import checked_device
 
-__all__ = ["Schedule", "Training"]
+__all__ = ["Schedule", "Training", "check_whole"]
+
+
+def check_whole(**numbers: object) -> None:
+    """Refuse settings that are not whole numbers of at least 1.
+
+    Raises:
+        ValueError: naming the first that is not.
+    """
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 class Schedule(StrEnum):
@@ -52,10 +63,7 @@ class Training:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_whole(epochs=self.epochs, batch_size=self.batch_size)
         if self.patience is not None and not (isinstance(self.patience, Integral) and self.patience >= 1):
             raise ValueError(f"patience must be at least 1 epoch or None, got {self.patience!r}")
         for name in ("learning_rate", "temperature"):

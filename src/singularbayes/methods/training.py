@@ -29,7 +29,7 @@ from ..data import Tensors, to_device
 from ..functions import call, evaluate, way_for
 from ..model import Model
 from ..posterior import Posterior
-from ..probing import checked_device
+from ..probing import checked_device, restless_frozen_parts
 from ..random import forked, generator
 from . import resume
 from .distributed import Ranks
@@ -231,6 +231,7 @@ def fit_learner(
     checkpoint: str | Path | None,
     progress: bool | None,
     validation_draws: int = 1,
+    dropout: bool = False,
     facts: dict[str, Any],
 ) -> Posterior:
     """Fit a learner and return its posterior.
@@ -246,6 +247,7 @@ def fit_learner(
             ranks the first writes, and all read.
         progress: show a bar (``None``: on a terminal only).
         validation_draws: draws of the validation NLL.
+        dropout: dropout is the method's own noise, meant in frozen parts of the network too.
         facts: goes into ``info`` (method's name, trained numbers).
 
     Raises:
@@ -270,12 +272,24 @@ def fit_learner(
             )
         run.restore(run.good)
     run.ranks.check_equal(f"{mark} {run.state.epoch}")
+    _warn_of_frozen(restless_frozen_parts(model, run.bound.network.train(), dropout=not dropout))
     with shown(facts["method"], settings.epochs, False if run.ranks.rank else progress) as display:
         _epochs(run, folder, mark, validation_draws, display, facts)
     if run.best is not None:
         run.restore(run.best)
     _check_end(run, facts)
     return run.posterior(_info(run, facts))
+
+
+def _warn_of_frozen(parts: dict[str, list[str]]) -> None:
+    for path, names in parts.items():
+        warnings.warn(
+            f"nothing in {path} is trained, yet train mode changes what it computes: {', '.join(names[:3])}"
+            f"{', ...' if len(names) > 3 else ''} (dropout, or statistics of a normalisation, that run while "
+            f"the rest is trained). To keep it as it is, let its class stay in eval mode: "
+            f"def train(self, mode=True): return super().train(False)",
+            stacklevel=4,
+        )
 
 
 def _epochs(

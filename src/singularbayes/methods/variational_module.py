@@ -24,7 +24,7 @@ from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standar
 from ..divergence import KL, Family, log_density
 from ..functions import call, reduce_output
 from ..model import BlockPrior, Model
-from ..parameters import owner
+from ..parameters import Slot, owner
 from ..posterior import Posterior
 from ..priors import ScaleMixture
 from ..random import generator
@@ -32,6 +32,8 @@ from .diagonal import initial_scales, inverse_softplus
 from .drawn import Drawn, in_backward
 from .gradients import DeterministicKL, Draw, NegativeLogPrior, Positive
 from .mean_field import MeanField
+from .rows import find_tables
+from .stretches import Stretch, cut
 
 __all__ = ["VariationalModule"]
 
@@ -57,7 +59,7 @@ class VariationalModule(nn.Module):
         model: network, likelihood, prior. It is not written to.
         num_data: ``N``, the number of training examples in all (of all processes together).
         kl: estimator of the KL, as in ``MeanField``: ``None`` is closed where it exists, else Monte Carlo at
-            the draw of the last forward pass.
+            the draw of the last forward pass; for embedding tables that are not tied closed or the bound.
         family: ``gaussian`` or ``laplace`` q.
         initial_std: start standard deviation in units of each tensor's own root mean square.
         temperature: weight ``T`` of the KL; an attribute that a loop may change (a warm-up).
@@ -114,7 +116,7 @@ class VariationalModule(nn.Module):
             )
         generator(seed)  # refused before any work
         method = MeanField(kl=kl, family=family, initial_std=initial_std, temperature=temperature)
-        self.estimators = [(block, prior, method.estimator(prior)) for block, prior in model.prior_blocks]
+        self.estimators = _estimators(model, method)
         self.model, self.family, self.seed = model, method.family, seed
         self.num_data, self.temperature = int(num_data), temperature
         layout = model.layout
@@ -315,6 +317,21 @@ class VariationalModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._attach(self.drawn)
+
+
+def _estimators(model: Model, method: MeanField) -> list[tuple[slice, BlockPrior, KL]]:
+    """Stretches of the belief with their prior and estimator; tables have those of ``MeanField``."""
+    slots = model.layout.of_kind("belief")
+    tables = find_tables(model.network, slots)
+
+    def table(slot: Slot, prior: BlockPrior) -> Stretch | None:
+        kl = method.table_estimator(prior)
+        if slot.name not in tables or kl is method.estimator(prior):
+            return None
+        return Stretch(slice(slot.start, slot.stop), prior, kl)
+
+    stretches = cut(model.prior_blocks, slots, method.estimator, table)
+    return [(each.block, each.prior, each.kl) for each in stretches]
 
 
 def _is_learned(prior: BlockPrior) -> TypeGuard[ScaleMixture]:

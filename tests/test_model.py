@@ -96,3 +96,23 @@ def test_a_model_can_be_copied_and_pickled_after_a_backward_pass():
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other.layout == model.layout
         assert other.prior_blocks == model.prior_blocks
+
+
+def test_trainable_parameters_that_no_pattern_matches_are_named_beside_frozen_ones():
+    body, head = nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2)
+    adapter = nn.Linear(4, 4)
+    network = nn.Sequential(body, adapter, head)
+    with pytest.warns(UserWarning, match=r"2\.weight, 2\.bias can be trained .* no pattern of bayesian="):
+        sb.Model(network, sb.Categorical(), bayesian="1.*")
+    sb.Model(
+        network, sb.Categorical(), bayesian=["1.*", "2.*"], deterministic="2.*"
+    )  # no warning: an error here
+    sb.Model(
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), sb.Categorical(), bayesian="1.*"
+    )  # nobody froze
+
+
+def test_a_model_says_what_is_believed():
+    text = repr(sb.Model(nn.Linear(3, 2), sb.Categorical(), deterministic="bias"))
+    assert text.startswith("sb.Model(Linear, Categorical(")
+    assert text.endswith("6 of 8 numbers believed, 2 point estimates)")

@@ -15,7 +15,7 @@ from .likelihoods import Likelihood
 from .parameters import Layout, Patterns, match_names
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
 
-__all__ = ["BlockPrior", "Model"]
+__all__ = ["BlockPrior", "Model", "check_model"]
 
 BlockPrior = Normal | Laplace | ScaleMixture
 
@@ -90,9 +90,9 @@ class Model:
         if loose:
             more = f" and {len(loose) - 2} more" if len(loose) > 2 else ""
             warnings.warn(
-                f"{', '.join(loose[:2])}{more} can be trained (requires_grad=True), but no pattern of bayesian= "
-                f"matches: they stay as they are. Add them to bayesian=, and to deterministic= for point "
-                f"estimates; or freeze them with requires_grad_(False)",
+                f"{', '.join(loose[:2])}{more} can be trained (requires_grad=True), but no pattern of "
+                f"bayesian= matches: they stay as they are. Add them to bayesian=, and to deterministic= for "
+                f"point estimates; or freeze them with requires_grad_(False)",
                 stacklevel=3,
             )
 
@@ -162,3 +162,16 @@ def _shape(x: Any) -> Any:
 def takes_integers(network: nn.Module) -> bool:
     """Whether a network begins with an embedding, so that whole numbers are ids and must not be cast."""
     return any("Embedding" in type(module).__name__ for module in network.modules())
+
+
+def check_model(model: object) -> None:
+    """What a method fits is a ``Model``.
+
+    Raises:
+        TypeError: a bare network, or anything else.
+    """
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"a method fits an sb.Model, got {type(model).__name__}; write sb.Model(network, "
+            f"sb.Categorical()), or with the likelihood of your task"
+        )

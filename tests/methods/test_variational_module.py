@@ -638,3 +638,26 @@ def test_half_precision_parameters_and_wrong_labels_are_refused():
     x, y = batch()
     with pytest.raises(ValueError, match="labels have shape"):
         module_of(small()).loss(x, y[:3])
+
+
+def test_a_network_with_time_before_the_batch_is_refused_at_the_first_loss():
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4), nn.Linear(4, 1)  # batch_first forgotten
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0][:, -1])
+
+    module = sb.VariationalModule(sb.Model(Last(), sb.Gaussian(noise=1.0)), num_data=6)
+    with pytest.raises(ValueError, match="batch_first=True"):
+        module.loss(torch.randn(6, 5, 3), torch.randn(6))
+
+
+def test_a_bare_network_is_no_model(unchecked):
+    with pytest.raises(TypeError, match=r"fits an sb\.Model, got Linear; write sb\.Model"):
+        sb.VariationalModule(nn.Linear(2, 1), num_data=3)
+    for method in (sb.MAP(), sb.MeanField(), sb.IVON(), sb.RankOne(), sb.Precise(), sb.DirectionPrecision(),
+                   sb.MCDropout(), sb.DeepEnsemble()):  # fmt: skip
+        with pytest.raises(TypeError, match=r"fits an sb\.Model, got Linear; write sb\.Model"):
+            method.fit(nn.Linear(2, 1), (torch.randn(3, 2), torch.randn(3)))

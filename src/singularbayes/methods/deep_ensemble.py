@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from ..distributions import MixtureDistribution, StoredDraws
-from ..model import Model
+from ..model import Model, check_model
 from ..posterior import Posterior
 from ..random import derive, forked
 from .map import MAP
@@ -134,6 +134,7 @@ class DeepEnsemble:
         progress: bool | None = None,
     ) -> Posterior:
         """Fit every member. Arguments and errors: see ``MAP.fit``; each has a folder of its own there."""
+        check_model(model)
         jobs = []
         for number in range(self.members):
             own = derive(seed, "member", number)

@@ -37,7 +37,7 @@ from torch import Tensor
 from ..curvature import GaussNewton, leading_directions
 from ..data import as_source
 from ..distributions import DirectionGaussian
-from ..model import Model
+from ..model import Model, check_model
 from ..parameters import Slot
 from ..posterior import Posterior
 from ..priors import Normal
@@ -278,6 +278,7 @@ class DirectionPrecision(Training):
         Raises:
             ValueError: also for a prior that is not ``Normal``.
         """
+        check_model(model)
         for _, prior in model.prior_blocks:
             _normal(prior)  # refused before any work
         device = checked_device(self.device) if self.device else model.device

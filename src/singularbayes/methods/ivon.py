@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..distributions import DiagonalGaussian
 from ..divergence import Family, closed
-from ..model import Model
+from ..model import Model, check_model
 from ..posterior import Posterior
 from ..priors import Normal
 from .learner import Bound, warn_if_collapsed
@@ -281,6 +281,7 @@ class IVON(Training):
         Raises:
             ValueError: also for a prior that is not ``Normal``.
         """
+        check_model(model)
         for _, prior in model.prior_blocks:
             _normal(prior)  # refused before any work
         layout = model.layout

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..model import Model
+from ..model import Model, check_model
 from ..posterior import Posterior
 from .learner import BuildPoint
 from .training import Training, fit_learner
@@ -64,6 +64,7 @@ class MAP(Training):
         Raises:
             ValueError: bad data or settings. TrainingDiverged: the loss became nan.
         """
+        check_model(model)
         facts = {"method": type(self).__name__, "numbers": model.layout.trained}
         return fit_learner(
             model,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..data import as_source, to_device
 from ..distributions import DropoutMasks
 from ..functions import call
-from ..model import Model
+from ..model import Model, check_model
 from ..nn.masks import MaskedDropout
 from ..nn.recurrence import LowRankRecurrent
 from ..posterior import Posterior
@@ -112,6 +112,7 @@ class MCDropout(Training):
         progress: bool | None = None,
     ) -> Posterior:
         """Train with dropout. Arguments and errors: see ``MAP.fit``."""
+        check_model(model)
         active = [n for n, m in model.network.named_modules() if isinstance(m, _DROPOUT) and m.p > 0]
         if not active:
             raise ValueError(

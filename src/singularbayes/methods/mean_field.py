@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from ..divergence import KL, Family, estimator_for, has_closed_form
-from ..model import BlockPrior, Model
+from ..model import BlockPrior, Model, check_model
 from ..posterior import Posterior
 from .diagonal import Gradient, MeanFieldLearner, is_learned
 from .learner import Bound, warn_if_collapsed
@@ -138,6 +138,7 @@ class MeanField(Training):
         progress: bool | None = None,
     ) -> Posterior:
         """Fit the variational posterior. Arguments, returns and errors: see ``MAP.fit``."""
+        check_model(model)
         for _, prior in model.prior_blocks:
             self.estimator(prior)  # refused before any work
         layout = model.layout

@@ -35,7 +35,7 @@ from torch import Tensor
 from ..data import as_source, take, to_device
 from ..distributions import DiagonalGaussian
 from ..functions import call
-from ..model import BlockPrior, Model
+from ..model import BlockPrior, Model, check_model
 from ..nn.directional import DirectionalLinear
 from ..parameters import Slot, owner
 from ..posterior import Posterior
@@ -267,6 +267,7 @@ class Precise(Training):
         progress: bool | None = None,
     ) -> Posterior:
         """Train weights and noises. Arguments, returns and other errors: see ``MAP.fit``."""
+        check_model(model)
         layers = directed_layers(model)
         check_head(model, train)
         return fit_learner(

@@ -31,7 +31,7 @@ from torch import Tensor
 from ..distributions import DiagonalGaussian, MixtureDistribution, positive
 from ..divergence import KL, Family, bound_gradient, estimator_for, log_density
 from ..divergence import bound as kl_bound
-from ..model import BlockPrior, Model
+from ..model import BlockPrior, Model, check_model
 from ..nn.rank_one import RankOneLinear
 from ..parameters import Slot, owner
 from ..posterior import Posterior
@@ -327,6 +327,7 @@ class RankOne(Training):
         Raises:
             ValueError: a network without ``RankOneLinear`` layers.
         """
+        check_model(model)
         own = restricted(model)
         for _, prior in own.prior_blocks:
             self.estimator(prior)  # refused before any work

@@ -20,13 +20,15 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data import take
 from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standard_laplace_
 from ..divergence import KL, Family, log_density
 from ..functions import call, reduce_output
-from ..model import BlockPrior, Model
+from ..model import BlockPrior, Model, check_model
 from ..parameters import Slot, owner
 from ..posterior import Posterior
 from ..priors import ScaleMixture
+from ..probing import check_network
 from ..random import generator
 from .diagonal import initial_scales, inverse_softplus
 from .drawn import Drawn, in_backward
@@ -107,6 +109,7 @@ class VariationalModule(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_model(model)
         if isinstance(num_data, bool) or not isinstance(num_data, Integral) or num_data < 1:
             raise ValueError(f"num_data is the number of training examples, at least 1; got {num_data!r}")
         if model.dtype not in (torch.float32, torch.float64):
@@ -130,6 +133,7 @@ class VariationalModule(nn.Module):
         self.register_parameter("prior_numbers", nn.Parameter(torch.cat(learned)) if learned else None)
         self.register_buffer("drawn_count", torch.zeros((), dtype=torch.int64, device=start.device))
         self._noise: tuple[Any, Tensor] | None = None
+        self._checked = False
         self._attach(Drawn(model))
         self.train(model.network.training)
 
@@ -245,7 +249,15 @@ class VariationalModule(nn.Module):
         Args:
             x: inputs; a dict is given to the network by name, a tuple by position.
             y: labels.
+
+        Raises:
+            ValueError: at the first call, a network that a posterior cannot carry (see ``check_network``):
+                the batch is not its first axis, its output is random in eval mode, ...
         """
+        if not self._checked:
+            copy = self.model.copy_network().to(self.mean.device, self.mean.dtype).eval()
+            check_network(self.model, copy, take(x, slice(0, 2)))
+            self._checked = True
         return self.objective(call(self, x), y)
 
     def _likelihood_numbers(self) -> dict[str, Tensor]:

@@ -114,5 +114,5 @@ def test_trainable_parameters_that_no_pattern_matches_are_named_beside_frozen_on
 
 def test_a_model_says_what_is_believed():
     text = repr(sb.Model(nn.Linear(3, 2), sb.Categorical(), deterministic="bias"))
-    assert text.startswith("sb.Model(Linear, Categorical(")
+    assert text.startswith("Model(Linear, Categorical(")
     assert text.endswith("6 of 8 numbers believed, 2 point estimates)")

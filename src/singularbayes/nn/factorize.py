@@ -16,6 +16,7 @@ from torch import nn
 from ..random import forked
 from .conversion import of_layer
 from .embedding import LowRankEmbedding
+from .nested import switch_off
 from .plan import Layers, Plan, Unit, prepare
 from .pretrained import factor_ties, tied_names
 from .rank_choice import Rank
@@ -91,6 +92,8 @@ def factorize(
     with forked(seed, "factorize", device=device):
         result = copy.deepcopy(network)
         ties = tied_names(result)
+        for name in what.encoders:
+            switch_off(result.get_submodule(name))
         olds = {
             place.key: result.get_submodule(place.key)
             for unit in what.units.values()

@@ -20,6 +20,7 @@ from .conversion import refuse
 from .embedding import LowRankEmbedding
 from .factorize import put
 from .linear import LowRankLinear
+from .nested import keep_off
 from .pretrained import weight_ties
 from .references import plain_references
 
@@ -40,6 +41,9 @@ def merge(source: nn.Module | Mergeable, draw: Float[Tensor, "D"] | None = None)
 
     Ties come back: layers that share their factors share the weight. A network without low-rank layers is
     copied. A posterior is merged at its mean, or at one draw.
+
+    An ``nn.TransformerEncoder`` with low-rank attention comes back with torch's nested path off, as it was
+    while its attention was low-rank, so that it gives at padded positions what the low-rank network gives.
 
     Args:
         source: any module (a bare layer works too), or a posterior.
@@ -86,6 +90,7 @@ def merge_own(network: nn.Module) -> nn.Module:
     for name, module in network.named_modules(remove_duplicate=False):
         if hasattr(module, "to_layer"):
             found.setdefault(id(module), []).append(name)
+    keep_off(network)  # while it can be seen
     modules = [(names, network.get_submodule(names[0])) for names in found.values()]
     inside = {id(part) for _, module in modules for part in module.modules() if part is not module}
     weights: dict[Any, nn.Parameter] = {}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..random import forked
 from .conversion import PART_OF_ATTENTION, Network, Place, dense, refuse, share_factors, trial
+from .nested import nested_encoders
 from .rank_choice import Energy, Rank, matches, matrix_names, nearest, ranks_of
 from .table import Factorization, LayerChange
 
@@ -45,6 +46,7 @@ class Plan:
         ranks: of each unit's matrices.
         owners: all names of every distinct parameter, by its identity.
         factorization: the list.
+        encoders: names of those whose nested path is to be switched off.
         wasted: layers, or matrices of them, that their rank makes no smaller.
     """
 
@@ -52,6 +54,7 @@ class Plan:
     ranks: Mapping[str, Mapping[str, int]]
     owners: Mapping[int, Sequence[str]]
     factorization: Factorization
+    encoders: tuple[str, ...]
     wasted: tuple[str, ...]
 
 
@@ -108,7 +111,11 @@ def prepare(
         changes = _changes(known, units, ranks, reasons, wasted, None if isinstance(rank, Mapping) else rank,
                            diagonal)  # fmt: skip
     flat = tuple(_full(key, x, units[key]) for key, each in wasted.items() for x in each)
-    return Plan(units, ranks, known.owners, Factorization(changes), flat)
+    replaced = {id(place.module) for unit in units.values() for place in unit.places}
+    encoders = nested_encoders(network, replaced)
+    notes = tuple(f"{name or '(root)'}: torch's nested fast path, which zeroes padded rows in eval, is off"
+                  for name in encoders)  # fmt: skip
+    return Plan(units, ranks, known.owners, Factorization(changes, notes), encoders, flat)
 
 
 def _full(key: str, matrix: str, unit: Unit) -> str:

@@ -55,9 +55,15 @@ def _times(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Factorization:
-    """What becomes of a network, layer by layer; printed as a table."""
+    """What becomes of a network, layer by layer; printed as a table.
+
+    Args:
+        changes: every layer that holds parameters.
+        notes: what else is done to the network, a line each.
+    """
 
     changes: tuple[LayerChange, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def before(self) -> int:
@@ -80,4 +86,4 @@ class Factorization:
             left = "  ".join(cell.ljust(w) for cell, w in zip(row[:4], widths[:4], strict=True))
             right = "  ".join(cell.rjust(w) for cell, w in zip(row[4:6], widths[4:], strict=True))
             lines.append(f"{left}  {right}  {row[6]}".rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])

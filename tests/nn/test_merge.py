@@ -251,3 +251,16 @@ def test_an_encoder_made_by_hand_from_low_rank_attention_is_merged_with_its_nest
     network.layers[0].self_attn = sb.nn.LowRankMultiheadAttention(8, 2, 3, batch_first=True)
     back = sb.merge(network)
     assert (back.use_nested_tensor, back.enable_nested_tensor) == (False, False)
+
+
+def test_a_variational_module_and_its_network_are_refused_with_what_to_write():
+    low = sb.factorize(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), 2)
+    module = sb.VariationalModule(sb.Model(low, sb.Gaussian(noise=0.1)), num_data=4)
+    module.loss(torch.ones(4, 6), torch.ones(4, 6))
+    for source in (module, module.network, nn.Sequential(module)):
+        # before: that a hook would be lost, or a network of the last draw without a word
+        with pytest.raises(
+            TypeError, match=r"for a VariationalModule write sb\.merge\(module\.posterior\(\)\)"
+        ):
+            sb.merge(source)
+    assert type(sb.merge(module.posterior())[0]) is nn.Linear

@@ -1,4 +1,4 @@
-"""torch's nested path of encoders: in eval mode without gradients it leaves padding out, and writes zeros there.
+"""torch's nested path of encoders: in eval mode without gradients it leaves padding out, and gives zeros.
 
 An encoder takes it where its first attention layer has a dense weight, so that a network, its low-rank copy
 and the copy merged again would differ at padded positions, which matters to what pools over all of them.

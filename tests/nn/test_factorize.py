@@ -134,7 +134,7 @@ def test_a_root_linear_becomes_a_root_low_rank_layer():
     assert isinstance(sb.factorize(nn.Linear(30, 20), {"*": 4}), LowRankLinear)
 
 
-@pytest.mark.parametrize("rank", [3, {"0": 3}, {"1": 3}, {"*": 3}, {"1": 3, "0": 5}])
+@pytest.mark.parametrize("rank", [3, {"0": 3}, {"1": 3}, {"*": 3}, {"1": 3, "0": 3}])
 def test_a_layer_in_two_places_stays_one_layer_whatever_name_is_matched(rank):
     shared = nn.Linear(12, 12)
     low = sb.factorize(nn.Sequential(shared, shared, nn.Linear(12, 12)), rank)
@@ -243,6 +243,29 @@ def test_one_rank_for_all_is_cut_where_layers_are_narrower_and_said_so():
 def test_a_pattern_that_is_no_string_is_named():
     with pytest.raises(ValueError, match=r"a rank pattern is a string of names, such as '0', got 0"):
         sb.factorize(mlp(12, 12), {0: 2})
+    with pytest.raises(ValueError, match=r"such as 'rnn', got <class"):
+        sb.factorize(nn.ModuleDict({"rnn": nn.LSTM(9, 9)}), {nn.LSTM: 8})
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("layers", [nn.LSTM, [nn.LSTM], 3])
+def test_layers_that_are_no_patterns_are_named(layers):
+    with pytest.raises(
+        ValueError, match=r"layers must be a pattern of names, or several, such as 'rnn'; got"
+    ):
+        sb.factorize(nn.ModuleDict({"rnn": nn.LSTM(9, 9)}), 2, layers=layers)
+
+
+@pytest.mark.parametrize("argument", ["rank", "layers"])
+def test_a_pattern_of_torch_s_packed_weight_is_told_the_matrices(argument):
+    network = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    message = (
+        r"the matrices of self_attn, a MultiheadAttention, are q_proj_weight, k_proj_weight, v_proj_weight, "
+        r"out_proj\.weight$"
+    )
+    rank, layers = ({"*in_proj*": 2}, "*") if argument == "rank" else (2, "*in_proj*")
+    with pytest.raises(ValueError, match=message):
+        sb.factorize(network, rank, layers=layers)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -309,3 +332,43 @@ def test_the_result_can_be_copied_pickled_and_factorised_again():
     again = sb.factorize(low, {"2": 2})
     assert reasons(again)["0"] == "low-rank already"
     assert torch.equal(again[0].A, low[0].A)
+
+
+class Vision(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos, self.cls = nn.Parameter(torch.zeros(1, 5, 12)), nn.Parameter(torch.zeros(12))
+        self.conv = nn.Conv1d(12, 12, 3, groups=12)
+        self.wide = nn.Conv1d(12, 24, 3)
+        self.norms = nn.ModuleList(nn.LayerNorm(12) for _ in range(5))
+        self.rnn = nn.LSTM(3, 32)
+
+
+@quiet
+def test_the_table_is_short_and_has_every_number():
+    low = sb.factorize(Vision(), {"rnn": 3})
+    changes = low.factorization.changes
+    assert len(changes) == 2 + 1 + 1 + 5 + 1
+    assert str(low.factorization).splitlines() == [
+        "layer           kind       shape       rank  before  after",
+        "pos             Parameter  1 x 5 x 12  kept      60     60  no layer's: Vision holds it itself",
+        "cls             Parameter  12          kept      12     12  no layer's: Vision holds it itself",
+        "conv            Conv1d     12 x 3      kept      48     48  depthwise: no matrix worth a rank",
+        "wide            Conv1d     24 x 36     kept     888    888  no rank pattern matches",
+        "5 LayerNorms               12          kept     120    120  LayerNorm has no low-rank form",
+        "rnn             LSTM                          4,736  1,129",
+        "  weight_ih_l0             128 x 3     3                    saves nothing at this rank",
+        "  weight_hh_l0             128 x 32    3",
+        "total                                         5,864  2,257",
+        "start: random",
+    ]
+    assert low.factorization.after == sum(p.numel() for p in low.parameters())
+    three = nn.Sequential(nn.Linear(12, 12), *(nn.LayerNorm(12) for _ in range(3)))
+    assert "3 LayerNorms" not in str(sb.nn.plan(three, 2))
+
+
+def test_a_bare_parameter_that_is_tied_is_counted_once():
+    network = Vision()
+    network.again = network.pos
+    listed = sb.nn.plan(network, {"wide": 2}).changes
+    assert sum(c.before for c in listed) == sum(p.numel() for p in network.parameters())

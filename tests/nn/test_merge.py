@@ -210,3 +210,57 @@ def test_a_low_rank_layer_in_a_plain_list_is_refused_by_the_attribute_s_name():
     low.order = [low[1]]  # merged, the list would still hold the low-rank layer
     with pytest.raises(ValueError, match=r"^order, a plain attribute, refers to 1 and would keep"):
         sb.merge(low)
+
+
+@pytest.mark.parametrize("layers_", ["*", "*linear*", "*self_attn", "layers.1.*"])
+@pytest.mark.parametrize("padded", ["right", "left"])
+def test_a_merged_encoder_gives_what_the_low_rank_one_gave_at_padded_positions_too(layers_, padded):
+    stock = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0)
+    network = nn.TransformerEncoder(stock, 2).double().eval()
+    low = sb.factorize(network, 8, init="svd", layers=layers_)
+    back = sb.merge(low)
+    assert type(back.layers[0].self_attn) is nn.MultiheadAttention
+    x, padding = torch.randn(3, 5, 8).double(), torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    padding = padding if padded == "right" else padding.flip(1)
+    trained = network(x, src_key_padding_mask=padding)  # what the network computes in training
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            of_low, merged = (n(x, src_key_padding_mask=padding) for n in (low, back))
+            # without gradients torch's nested path gave rows of zeros here, in the merged network alone
+            torch.testing.assert_close(merged, of_low, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(of_low, trained, rtol=1e-9, atol=1e-10)
+    note = "(root): torch's nested fast path, which zeroes padded rows in eval, is off"
+    assert low.factorization.notes == (note,)
+    assert str(low.factorization).endswith(note)
+    assert network.use_nested_tensor  # the user's own stays as it was
+
+
+def test_an_encoder_without_low_rank_layers_keeps_its_nested_path_and_is_not_mentioned():
+    stock = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    network = nn.ModuleDict({"encoder": nn.TransformerEncoder(stock, 2), "head": nn.Linear(8, 8)})
+    low = sb.factorize(network, 2, layers="head")
+    assert low.encoder.use_nested_tensor
+    assert sb.merge(low).encoder.use_nested_tensor
+    assert not low.factorization.notes
+
+
+def test_an_encoder_made_by_hand_from_low_rank_attention_is_merged_with_its_nested_path_off():
+    stock = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    network = nn.TransformerEncoder(stock, 1)
+    network.layers[0].self_attn = sb.nn.LowRankMultiheadAttention(8, 2, 3, batch_first=True)
+    back = sb.merge(network)
+    assert (back.use_nested_tensor, back.enable_nested_tensor) == (False, False)
+
+
+def test_a_variational_module_and_its_network_are_refused_with_what_to_write():
+    low = sb.factorize(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), 2)
+    module = sb.VariationalModule(sb.Model(low, sb.Gaussian(noise=0.1)), num_data=4)
+    module.loss(torch.ones(4, 6), torch.ones(4, 6))
+    for source in (module, module.network, nn.Sequential(module)):
+        # before: that a hook would be lost, or a network of the last draw without a word
+        with pytest.raises(
+            TypeError, match=r"for a VariationalModule write sb\.merge\(module\.posterior\(\)\)"
+        ):
+            sb.merge(source)
+    assert type(sb.merge(module.posterior())[0]) is nn.Linear

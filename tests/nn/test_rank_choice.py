@@ -133,4 +133,123 @@ def test_a_plan_creates_nothing_moves_no_random_state_and_prints_the_table():
         "2               Linear     1 x 16   1         17     18  cut from 4, saves nothing at this rank",
         "3               LayerNorm  1        kept       2      2  LayerNorm has no low-rank form",
         "total                                      2,539  1,020",
+        "start: random",
     ]
+
+
+@pytest.mark.parametrize("rank", [Energy(0.9), {"*": Energy(0.9)}])
+def test_ranks_by_the_weights_with_a_start_that_throws_them_away_are_warned_about(rank):
+    network = nn.Linear(30, 30)
+    with torch.no_grad():
+        network.weight.copy_(with_values(3.0, 2.0, sides=(30, 30)))
+    with pytest.warns(UserWarning, match=r"init='random' throws these away.* init='svd' starts from"):
+        sb.factorize(network, rank)
+    sb.factorize(network, rank, init="svd")  # warnings are errors here
+    sb.factorize(network, 2)
+    assert sb.nn.plan(network, rank).start == "random"
+
+
+@pytest.mark.parametrize("rank", [2, {"*": 2}, {"*": Energy(0.93)}])
+def test_a_start_from_the_weights_shows_what_each_matrix_keeps(rank):
+    # squares 16, 6.25, 1.44, .09: shares .6728, .9357, .9962, 1
+    matrix = with_values(4.0, 2.5, 1.2, 0.3, sides=(12, 12))
+    network = nn.ModuleDict({"a": nn.Linear(12, 12), "b": nn.GRU(12, 4), "c": nn.Linear(12, 12)})
+    with torch.no_grad():
+        network["a"].weight.copy_(matrix)
+        network["b"].weight_ih_l0.copy_(matrix)
+        network["b"].weight_hh_l0.copy_(with_values(4.0, 2.5, 1.2, 0.3, sides=(12, 4)))
+        network["c"].weight.zero_()
+    planned = sb.nn.plan(network, rank, init="svd", layers=["a", "b"])
+    first, second, last = planned.changes
+    assert first.keeps == {"weight": pytest.approx(22.25 / 23.78, rel=1e-5)}
+    assert list(second.keeps.values()) == [pytest.approx(22.25 / 23.78, rel=1e-5)] * 2
+    assert not last.keeps
+    assert sb.factorize(network, rank, init="svd", layers=["a", "b"]).factorization == planned
+    lines = str(planned).splitlines()
+    assert lines[0].split() == ["layer", "kind", "shape", "rank", "keeps", "before", "after"]
+    assert lines[1].split() == ["a", "Linear", "12", "x", "12", "2", "93.5%", "156", "60"]
+    assert lines[-1] == "start: svd"
+    assert "93.5%" in lines[3]
+    assert [c.keeps for c in sb.nn.plan(network, {"c": 1}, init="svd").changes if c.ranks] == [
+        {"weight": 1.0}
+    ]
+    assert "keeps" not in str(sb.nn.plan(network, 2))
+
+
+def test_all_but_a_little_is_not_printed_as_all():
+    matrix = with_values(1.0, 1.0, 0.01, sides=(12, 12))  # two keep .99995
+    network = nn.Linear(12, 12)
+    with torch.no_grad():
+        network.weight.copy_(matrix)
+    assert " 99.9%" in str(sb.nn.plan(network, 2, init="svd"))
+    assert " 100.0%" in str(sb.nn.plan(network, 3, init="svd"))
+
+
+def test_a_pattern_that_earlier_ones_leave_nothing_is_an_error():
+    encoder = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    network = nn.ModuleDict({"enc": nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False)})
+    message = (
+        r"rank pattern 'enc\.layers\.0\*' is never used: 'enc\.layers\.\*' before it takes the same "
+        r"layers; put the narrower one first"
+    )
+    with pytest.raises(ValueError, match=message):
+        sb.nn.plan(network, {"enc.layers.*": 2, "enc.layers.0*": 3})
+    with pytest.raises(ValueError, match=r"'\*.0.\*', '\*.1.\*' before it take the same"):
+        sb.nn.plan(network, {"*.0.*": 2, "*.1.*": 3, "enc*": 2})
+    used = sb.nn.plan(network, {"enc.layers.0*": 3, "enc.layers.*": 2})
+    assert {r for c in used.changes for r in c.ranks.values()} == {2, 3}
+    # a rank that is the same is no contradiction: two names of tied layers, say
+    assert sb.nn.plan(network, {"enc.layers.*": 2, "enc.layers.0*": 2}).after < used.after
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_that_look_like_shares_get_a_hint():
+    for rank in (0.9, {"*": 0.9}):
+        with pytest.raises(ValueError, match=r"a share of the energy is sb\.nn\.Energy\(0\.9\)"):
+            sb.factorize(nn.Linear(9, 9), rank)
+    with pytest.raises(ValueError, match=r"got 90; 90% is 0\.9$"):
+        Energy(90)
+    with pytest.raises(ValueError, match=r"got 250$"):
+        Energy(250)
+
+
+def test_a_pattern_s_rank_above_a_narrower_matrix_names_the_cure_and_the_cure_works():
+    network = nn.ModuleDict({"lstm": nn.LSTM(3, 16), "head": nn.Linear(16, 16)})
+    cure = r"lstm\.weight_ih_l0: rank 8 .*; put {'lstm\.weight_ih_l0': 3} before 'lstm', or give one rank for"
+    with pytest.raises(ValueError, match=cure):
+        sb.nn.plan(network, {"lstm": 8})
+    assert sb.nn.plan(network, {"lstm.weight_ih_l0": 3, "lstm": 8}).changes[0].ranks["weight_hh_l0"] == 8
+    with pytest.raises(ValueError, match=r"64 x 3 weight$"):
+        sb.nn.plan(network, {"lstm.weight_ih_l0": 8, "lstm": 8})
+
+
+def test_a_rank_too_large_for_what_is_left_names_what_it_may_have_been_meant_for():
+    network = nn.ModuleDict({"attention": nn.MultiheadAttention(16, 2), "head": nn.Linear(16, 1)})
+    low = sb.factorize(network, {"attention": 4})
+    message = (
+        r"weight that can be replaced; the largest possible is 1 \(head\); attention is low-rank already$"
+    )
+    with pytest.raises(ValueError, match=message):
+        sb.factorize(low, 4)
+    network = nn.Sequential(*(nn.Linear(16, 16).requires_grad_(False) for _ in range(14)), nn.Linear(16, 1))
+    with pytest.raises(ValueError, match=r"is 1 \(14\); 14 layers are frozen \(init='svd' takes them\)$"):
+        sb.factorize(network, 4)
+    with pytest.raises(ValueError, match=r"is 16 \(0\)$"):
+        sb.factorize(network, 17, init="svd")
+
+
+def test_only_layers_that_do_not_shrink_as_a_whole_are_warned_about_and_three_of_them_named():
+    # the narrow matrix of the LSTM costs more at its rank, the layer far less
+    low = sb.factorize(nn.ModuleDict({"lstm": nn.LSTM(3, 32)}), 8)
+    change = low.factorization.changes[0]
+    assert change.notes["weight_ih_l0"] == "cut from 8, saves nothing at this rank"
+    assert change.after < change.before
+    network = nn.Sequential(*(nn.Linear(32, 1) for _ in range(13)), nn.Linear(32, 32))
+    with pytest.warns(UserWarning, match=r"in 0, 1, 2 and 10 more; .*{pattern: rank} for the others") as told:
+        sb.factorize(network, 4)
+    assert len(told) == 1
+    with pytest.warns(
+        UserWarning, match=r"in 0; only_where_smaller=True, or a rank for none of them, leaves"
+    ):
+        sb.factorize(network, {"0": 1})
+    sb.factorize(network, 4, only_where_smaller=True)

@@ -56,3 +56,9 @@ def test_a_numpy_integer_is_a_rank():
         warnings.simplefilter("error")
         assert all(type(r) is int for r in matrix_ranks(np.int64(3), SIZES, "L").values())
         assert all(type(r) is int for r in matrix_ranks({"*": np.int64(3)}, SIZES, "L").values())
+
+
+def test_a_pattern_that_earlier_ones_leave_nothing_is_an_error():
+    with pytest.raises(ValueError, match=r"L: rank pattern '\*_ih_\*' is never used"):
+        matrix_ranks({"*": 3, "*_ih_*": 2}, SIZES, "L")
+    assert matrix_ranks({"*": 3, "*_ih_*": 3}, SIZES, "L") == dict.fromkeys(SIZES, 3)

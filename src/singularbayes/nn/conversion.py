@@ -27,6 +27,9 @@ from .references import plain_references
 from .transposed import LowRankTransposedLinear
 
 __all__ = [
+    "FROZEN",
+    "LOW_RANK",
+    "NO_FORM",
     "PART_OF_ATTENTION",
     "STRUCTURES",
     "Network",
@@ -50,6 +53,9 @@ STRUCTURES: tuple[Any, ...] = (
     LowRankMultiheadAttention,
 )
 
+FROZEN = "frozen: a random start would never be trained; init='svd' keeps its weight"
+LOW_RANK = "low-rank already"
+NO_FORM = "has no low-rank form"
 PART_OF_ATTENTION = "inside nn.MultiheadAttention, which reads the weight itself"
 _STAYS = {"relative_attention_bias": "a bias of attention scores by distance, a table of no features"}
 
@@ -211,10 +217,12 @@ class Network:
         if not all(weight.is_floating_point() for weight in weights):
             return f"its weight is {weights[0].dtype}, not real floating point"
         if self._random and not all(weight.requires_grad for weight in weights):
-            return "frozen: a random start would never be trained; init='svd' keeps its weight"
+            return FROZEN
         return ""
 
     def _form(self, names: tuple[str, ...], module: nn.Module, structure: Any) -> str:
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and 1 < module.groups == module.in_channels:
+            return "depthwise: no matrix worth a rank"
         try:
             low = trial(structure, module, dict.fromkeys(structure.matrices(module), 1), diagonal=False)
         except ValueError as error:
@@ -255,8 +263,8 @@ def _why_kept(name: str, module: nn.Module) -> str:
     if "parametrizations" in name.split("."):
         return "part of a parametrised layer"
     if isinstance(module, STRUCTURES):
-        return "low-rank already"
+        return LOW_RANK
     for stock, structure in _BY_STOCK.items():
         if not isinstance(structure.replaces, str) and isinstance(module, structure.replaces):
             return f"{kind} is a subclass of nn.{stock.rpartition('.')[2]}, whose forward may be its own"
-    return f"{kind} has no low-rank form"
+    return f"{kind} {NO_FORM}"

@@ -14,11 +14,13 @@ from typing import Any, Literal
 from torch import nn
 
 from ..random import forked
+from .changes import Unit
 from .conversion import of_layer
 from .embedding import LowRankEmbedding
-from .plan import Layers, Plan, Unit, prepare
+from .nested import switch_off
+from .plan import Layers, Plan, prepare
 from .pretrained import factor_ties, tied_names
-from .rank_choice import Rank
+from .rank_choice import Rank, reads_weights
 
 __all__ = ["factorize", "put"]
 
@@ -48,8 +50,9 @@ def factorize(
         network: any module; a bare layer works too.
         rank: one rank for everything (cut to the smaller side of matrices that are narrower, and said so);
             ``Energy(share)``, by the singular values of the present weights; or ``{pattern: either}``: the
-            first pattern that matches counts, layers that match none stay, and a rank that is too large is
-            an error. ``{"rnn.weight_ih*": 14, "rnn.weight_hh*": 20, "head": 1}`` is the paper's LSTM.
+            first pattern that matches counts, layers that match none stay; a rank that is too large is an
+            error, and so is a pattern that is never used because earlier ones take its layers.
+            ``{"rnn.weight_ih*": 14, "rnn.weight_hh*": 20, "head": 1}`` is the paper's LSTM.
         layers: pattern or patterns of the layers that may be replaced.
         init: ``"random"`` starts factors and biases anew (a bias that is tied to another stays), ``"svd"``
             from the present ones.
@@ -59,7 +62,8 @@ def factorize(
 
     Returns:
         The copy. Its attribute ``factorization`` prints what changed, what stayed and why, with parameter
-        counts; :func:`.plan` gives the same list without a copy.
+        counts, and for ``"svd"`` the share of its energy that each matrix keeps;
+        :func:`.plan` gives the same list without a copy.
 
     Raises:
         TypeError: not a module.
@@ -68,8 +72,8 @@ def factorize(
             values where they are needed, an unknown ``init``.
 
     Warns:
-        UserWarning: matrices that their rank makes no smaller; nothing that ``only_where_smaller`` leaves to
-            replace.
+        UserWarning: layers that their rank makes no smaller; nothing that ``only_where_smaller`` leaves to
+            replace; ``Energy``, which reads the weights, with a start that throws them away.
 
     Example:
         >>> net = factorize(
@@ -81,16 +85,26 @@ def factorize(
     what = prepare(network, rank, layers, init, diagonal, only_where_smaller)
     if not what.units:
         warnings.warn("no layer is smaller at this rank: everything stays as it is", stacklevel=2)
-    if what.wasted:
+    elif init == "random" and reads_weights(rank):
         warnings.warn(
-            f"the rank saves no parameters in {', '.join(what.wasted)}; only_where_smaller=True, or "
-            f"{{pattern: rank}}, leaves layers as they are",
+            "Energy chose ranks by the present weights, and init='random' throws these away: the factors "
+            "start anew. init='svd' starts from the weights",
+            stacklevel=2,
+        )
+    if what.wasted:
+        listed = ", ".join(what.wasted[:3]) + _more(len(what.wasted) - 3)
+        without = "a rank for none of them" if isinstance(rank, Mapping) else "{pattern: rank} for the others"
+        warnings.warn(
+            f"the rank saves no parameters in {listed}; only_where_smaller=True, or {without}, leaves layers "
+            f"as they are",
             stacklevel=2,
         )
     device = next((parameter.device for parameter in network.parameters()), None)
     with forked(seed, "factorize", device=device):
         result = copy.deepcopy(network)
         ties = tied_names(result)
+        for name in what.encoders:
+            switch_off(result.get_submodule(name))
         olds = {
             place.key: result.get_submodule(place.key)
             for unit in what.units.values()
@@ -101,6 +115,10 @@ def factorize(
         factor_ties(ties)
     result.factorization = what.factorization  # type: ignore[assignment]
     return result
+
+
+def _more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
 
 
 def _replace(

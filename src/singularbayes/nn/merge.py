@@ -20,6 +20,7 @@ from .conversion import refuse
 from .embedding import LowRankEmbedding
 from .factorize import put
 from .linear import LowRankLinear
+from .nested import keep_off
 from .pretrained import weight_ties
 from .references import plain_references
 
@@ -35,18 +36,25 @@ class Mergeable(Protocol):
         ...
 
 
+_TAKES = "merge takes a network or a posterior"
+
+
 def merge(source: nn.Module | Mergeable, draw: Float[Tensor, "D"] | None = None) -> nn.Module:
     """A copy of a network with stock layers in the place of low-rank ones; the original is untouched.
 
     Ties come back: layers that share their factors share the weight. A network without low-rank layers is
     copied. A posterior is merged at its mean, or at one draw.
 
+    An ``nn.TransformerEncoder`` with low-rank attention comes back with torch's nested path off, as it was
+    while its attention was low-rank, so that it gives at padded positions what the low-rank network gives.
+
     Args:
         source: any module (a bare layer works too), or a posterior.
         draw: of a posterior, a row of ``posterior.draw(n)``; see :meth:`.Posterior.merged`.
 
     Raises:
-        TypeError: neither a module nor a posterior.
+        TypeError: neither a module nor a posterior; a ``VariationalModule`` or its network, whose weights are
+            those of the last draw: merge its ``posterior()``.
         ValueError: a compiled network, a low-rank layer with hooks (they would be lost) or in a plain list,
             a draw beside a network, a draw of dropout masks, which no stock layer does.
 
@@ -58,12 +66,23 @@ def merge(source: nn.Module | Mergeable, draw: Float[Tensor, "D"] | None = None)
     if isinstance(source, nn.Module):
         if draw is not None:
             raise ValueError("a draw belongs to a posterior: merge(posterior, draw)")
+        _refuse_variational(source)
         refuse(source)
         _refuse_entangled(source)
         return merge_own(copy.deepcopy(source))
     if isinstance(source, Mergeable):
         return source.merged(draw)
-    raise TypeError(f"merge takes a network or a posterior, got {type(source).__name__}")
+    raise TypeError(f"{_TAKES}, got {type(source).__name__}")
+
+
+def _refuse_variational(network: nn.Module) -> None:
+    """A module that holds a belief, or the network that it draws into: plain tensors as parameters."""
+    for module in network.modules():
+        own = module._parameters  # noqa: SLF001 - where drawn weights are put
+        holds = callable(getattr(module, "posterior", None)) and {"mean", "rho"} <= own.keys()
+        drawn = any(value is not None and not isinstance(value, nn.Parameter) for value in own.values())
+        if holds or drawn:
+            raise TypeError(f"{_TAKES}; for a VariationalModule write sb.merge(module.posterior())")
 
 
 def _refuse_entangled(network: nn.Module) -> None:
@@ -86,6 +105,7 @@ def merge_own(network: nn.Module) -> nn.Module:
     for name, module in network.named_modules(remove_duplicate=False):
         if hasattr(module, "to_layer"):
             found.setdefault(id(module), []).append(name)
+    keep_off(network)  # while it can be seen
     modules = [(names, network.get_submodule(names[0])) for names in found.values()]
     inside = {id(part) for _, module in modules for part in module.modules() if part is not module}
     weights: dict[Any, nn.Parameter] = {}

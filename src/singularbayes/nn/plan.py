@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
 from ..random import forked
-from .conversion import PART_OF_ATTENTION, Network, Place, dense, refuse, share_factors, trial
-from .rank_choice import Energy, Rank, matches, matrix_names, nearest, ranks_of
-from .table import Factorization, LayerChange
+from .changes import Decided, Unit, changes_of, smaller
+from .conversion import FROZEN, LOW_RANK, Network, Place, dense, refuse, share_factors
+from .nested import nested_encoders
+from .rank_choice import Energy, Rank, energies, matches, matrix_names, nearest, ranks_of, share_kept
+from .table import Factorization
 
 __all__ = ["Layers", "Plan", "Unit", "plan", "prepare"]
 
 Layers = str | Sequence[str]
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Layers that are replaced together: one, or several that share their weight."""
-
-    places: tuple[Place, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names of all its layers."""
-        return tuple(name for place in self.places for name in place.names)
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """Sizes ``(m, n)`` of its matrices, by torch's names."""
-        first = self.places[0]
-        return first.structure.matrices(first.module)
 
 
 @dataclass(frozen=True)
@@ -45,13 +30,15 @@ class Plan:
         ranks: of each unit's matrices.
         owners: all names of every distinct parameter, by its identity.
         factorization: the list.
-        wasted: layers, or matrices of them, that their rank makes no smaller.
+        encoders: names of those whose nested path is to be switched off.
+        wasted: layers that their ranks make no smaller.
     """
 
     units: Mapping[str, Unit]
     ranks: Mapping[str, Mapping[str, int]]
     owners: Mapping[int, Sequence[str]]
     factorization: Factorization
+    encoders: tuple[str, ...]
     wasted: tuple[str, ...]
 
 
@@ -74,6 +61,7 @@ def plan(
         0      Linear  128 x 44  15     5,760  2,708
         2      Linear  2 x 128   kept     258    258  no rank pattern matches
         total                           6,018  2,966
+        start: random
     """
     return prepare(network, rank, layers, init, diagonal, only_where_smaller).factorization
 
@@ -85,30 +73,37 @@ def prepare(
     refuse(network)
     if init not in ("random", "svd"):
         raise ValueError(f"init must be 'random' or 'svd', got {init!r}")
+    start: Literal["random", "svd"] = "svd" if init == "svd" else "random"
     with forked(0, "plan"):  # layers without values draw nothing, but torch does not promise that
         known = Network(network, random=init == "random")
         reasons = {key: place.reason for key, place in known.places.items() if place.reason}
         units = _units(known, reasons)
         if not units:
             raise ValueError(f"the network has no layer that can be factorised; {_why_none(known, reasons)}")
-        units = _within(layers, units, known, reasons)
-        ranks = ranks_of(rank, units, lambda key, matrix: _values(units[key], matrix),
-                         lambda pattern: _why_no_hit(pattern, known, units, reasons))  # fmt: skip
+        every = units = _within(layers, units, known, reasons)
+        energy = functools.cache(lambda key, matrix: energies(_values(every[key], matrix)))
+        ranks = ranks_of(rank, units, energy, lambda pattern: _why_no_hit(pattern, known, units, reasons),
+                         lambda: _left_out(reasons))  # fmt: skip
         for key, unit in units.items():
             if key not in ranks:
                 _keep(unit, reasons, "no rank pattern matches")
-            elif only_where_smaller and not _smaller(unit, ranks[key], diagonal):
+            elif only_where_smaller and not smaller(unit, ranks[key], diagonal):
                 _keep(unit, reasons, f"no smaller at rank {', '.join(map(str, ranks.pop(key).values()))}")
         units = {key: unit for key, unit in units.items() if key in ranks}
-        if init == "svd":
-            for unit in units.values():
-                for matrix in unit.matrices:
-                    _values(unit, matrix)
-        wasted = {key: _wasted(unit, ranks[key], diagonal) for key, unit in units.items()}
-        changes = _changes(known, units, ranks, reasons, wasted, None if isinstance(rank, Mapping) else rank,
-                           diagonal)  # fmt: skip
-    flat = tuple(_full(key, x, units[key]) for key, each in wasted.items() for x in each)
-    return Plan(units, ranks, known.owners, Factorization(changes), flat)
+        keeps = {key: {x: share_kept(energy(key, x), r) for x, r in ranks[key].items()}
+                 for key in units if init == "svd"}  # fmt: skip
+        decided = Decided(
+            units, ranks, keeps, reasons, None if isinstance(rank, Mapping | Energy) else int(rank), diagonal
+        )
+        changes = changes_of(known, decided)
+        wasted = tuple(
+            key or "root" for key, unit in units.items() if not smaller(unit, ranks[key], diagonal)
+        )
+    replaced = {id(place.module) for unit in units.values() for place in unit.places}
+    encoders = nested_encoders(network, replaced)
+    notes = tuple(f"{name or '(root)'}: torch's nested fast path, which zeroes padded rows in eval, is off"
+                  for name in encoders)  # fmt: skip
+    return Plan(units, ranks, known.owners, Factorization(changes, start, notes), encoders, wasted)
 
 
 def _full(key: str, matrix: str, unit: Unit) -> str:
@@ -157,9 +152,10 @@ def _within(
     layers: Layers, units: Mapping[str, Unit], known: Network, reasons: dict[str, str]
 ) -> dict[str, Unit]:
     """The units that a pattern of ``layers`` matches; adds the others to ``reasons``."""
-    patterns = [layers] if isinstance(layers, str) else list(layers)
+    patterns = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, Iterable) else []
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ValueError(f"layers must be a pattern of names, or several, got {layers!r}")
+        raise ValueError(f"layers must be a pattern of names, or several, such as "
+                         f"{next(iter(units)) or '*'!r}; got {layers!r}")  # fmt: skip
     for pattern in patterns:
         if not any(matches(pattern, unit.names) for unit in units.values()):
             raise ValueError(f"layers pattern {pattern!r} matches no layer that can be factorised; "
@@ -197,6 +193,24 @@ def _why_none(known: Network, reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{key or 'root'}: {reasons[key]}" for key in holding[:5]) or "it has no parameters"
 
 
+def _left_out(reasons: Mapping[str, str]) -> str:
+    """Layers that a larger rank may have been meant for: low-rank already, or frozen."""
+    low = [key for key, reason in reasons.items() if reason == LOW_RANK]
+    low = [key for key in low if not any(key.startswith(f"{other}.") for other in low)]
+    frozen = [key for key, reason in reasons.items() if reason == FROZEN]
+    parts = []
+    if low:
+        parts.append(f"{_are(low)} low-rank already")
+    if frozen:
+        parts.append(f"{_are(frozen)} frozen (init='svd' takes {'it' if len(frozen) == 1 else 'them'})")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _are(names: Sequence[str]) -> str:
+    listed = ", ".join(names) if len(names) <= 3 else f"{len(names)} layers"
+    return f"{listed} {'is' if len(names) == 1 else 'are'}"
+
+
 def _why_no_hit(pattern: str, known: Network, units: Mapping[str, Unit], reasons: Mapping[str, str]) -> str:
     for key, reason in reasons.items():
         place = known.places[key]
@@ -207,83 +221,12 @@ def _why_no_hit(pattern: str, known: Network, units: Mapping[str, Unit], reasons
             inner = [other for unit in units.values() for other in unit.names if other.startswith(f"{name}.")]
             below = f", which holds {inner[0]}: {name}.* matches what is inside" if inner else ""
             return f"{name} is a {type(module).__name__}{below}"
+    for key, unit in units.items():
+        leaves = [leaf for leaf, _ in unit.places[0].module.named_parameters()]
+        if any(matches(pattern, matrix_names(unit, leaf)) for leaf in leaves):
+            kind = type(unit.places[0].module).__name__
+            return f"the matrices of {key or 'the network'}, a {kind}, are {', '.join(unit.matrices)}"
     known_names = [x for unit in units.values() for x in unit.names]
     known_names += [full for unit in units.values() if len(unit.matrices) > 1 for x in unit.matrices
                     for full in matrix_names(unit, x)[len(unit.names):]]  # fmt: skip
     return nearest(pattern, known_names)
-
-
-def _smaller(unit: Unit, ranks: Mapping[str, int], diagonal: bool) -> bool:
-    place = unit.places[0]
-    low = trial(place.structure, place.module, ranks, diagonal)
-    return _size(low) < _size(place.module)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _wasted(unit: Unit, ranks: Mapping[str, int], diagonal: bool) -> list[str]:
-    return [x for x, (m, n) in unit.matrices.items() if ranks[x] * (m + n + diagonal) >= m * n]
-
-
-def _changes(
-    known: Network,
-    units: Mapping[str, Unit],
-    ranks: Mapping[str, Mapping[str, int]],
-    reasons: Mapping[str, str],
-    wasted: Mapping[str, Sequence[str]],
-    asked: int | Energy | None,
-    diagonal: bool,
-) -> tuple[LayerChange, ...]:
-    unit_of = {place.key: key for key, unit in units.items() for place in unit.places}
-    changes: list[LayerChange] = []
-    seen: set[int] = set()
-    for name, module in known.modules.items():
-        key = known.first[id(module)]
-        if key != name or known.inside.get(key) in unit_of:
-            continue
-        replaced = key in unit_of
-        parameters = dict(module.named_parameters(recurse=replaced))
-        fresh = {leaf: p.numel() for leaf, p in parameters.items() if id(p) not in seen}
-        seen |= {id(p) for p in parameters.values()}
-        if not parameters:
-            continue
-        place = known.places.get(key) or Place((key,), module, None, "")
-        also = f"also at {', '.join(place.names[1:])}" if len(place.names) > 1 else ""
-        if replaced:
-            unit = units[unit_of[key]]
-            own = ranks[unit_of[key]]
-            low = trial(place.structure, module, own, diagonal)
-            first = unit.places[0].key == key
-            after = sum(p.numel() if leaf not in parameters else fresh.get(leaf, 0)
-                        for leaf, p in low.named_parameters() if leaf in parameters or first)  # fmt: skip
-            notes = _notes(unit, own, wasted[unit_of[key]], asked) if first else (
-                f"shares its factors with {unit.places[0].key}",)  # fmt: skip
-            note = ", ".join(filter(None, (*notes, also)))
-            changes.append(LayerChange(key, type(module).__name__, unit.matrices, dict(own),
-                                       sum(fresh.values()), after, note))  # fmt: skip
-            continue
-        why = reasons.get(key) or PART_OF_ATTENTION
-        leaf, parameter = next(iter(parameters.items()))
-        if not fresh and place.structure is None:
-            why = f"tied to {known.owners[id(parameter)][0]}"
-        shapes = {leaf: tuple(parameter.shape)}
-        count = sum(fresh.values())
-        note = ", ".join(filter(None, (why, also)))
-        changes.append(LayerChange(key, type(module).__name__, shapes, {}, count, count, note))
-    return tuple(changes)
-
-
-def _notes(
-    unit: Unit, ranks: Mapping[str, int], wasted: Sequence[str], asked: int | Energy | None
-) -> tuple[str, ...]:
-    """Where one rank for all was cut, and where it saves nothing."""
-    single = len(unit.matrices) == 1
-    cut = [x for x, r in ranks.items() if asked is not None and not isinstance(asked, Energy) and r < asked]
-    notes = []
-    if cut:
-        notes.append(f"cut from {asked}" if single else f"cut from {asked} in {', '.join(cut)}")
-    if wasted:
-        notes.append("saves nothing at this rank" if single else f"saves nothing in {', '.join(wasted)}")
-    return tuple(notes)

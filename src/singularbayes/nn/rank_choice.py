@@ -18,7 +18,35 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Energy", "Matrices", "Rank", "matches", "matrix_names", "nearest", "ranks_of"]
+__all__ = [
+    "Energy",
+    "Matrices",
+    "Rank",
+    "energies",
+    "matches",
+    "matrix_names",
+    "nearest",
+    "ranks_of",
+    "reads_weights",
+    "share_kept",
+]
+
+
+@torch.no_grad()
+def energies(matrix: Tensor) -> Tensor:
+    """The energy that each rank of a matrix ``(m, n)`` keeps: ``sum_{i<=r} s_i^2``, ``(min(m, n),)``.
+
+    What is below the rounding of the matrix's own precision counts as 0.
+    """
+    values = torch.linalg.svdvals(matrix.double())
+    noise = values[0] * torch.finfo(matrix.dtype).eps * max(matrix.shape)
+    return torch.where(values > noise, values, torch.zeros_like(values)).square().cumsum(0)
+
+
+def share_kept(energy: Tensor, rank: int) -> float:
+    """Share of a matrix's energy that a rank keeps, given :func:`energies`; 1 for a matrix of zeros."""
+    total = float(energy[-1])
+    return float(energy[rank - 1]) / total if total > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -46,20 +74,21 @@ class Energy:
     def __post_init__(self) -> None:
         real = isinstance(self.share, Real) and not isinstance(self.share, bool)
         if not real or not 0 < self.share <= 1:
-            raise ValueError(f"the share of energy must lie in (0, 1], got {self.share!r}")
+            percent = real and 1 < self.share <= 100
+            hint = f"; {self.share:g}% is {self.share / 100:g}" if percent else ""
+            raise ValueError(f"the share of energy must lie in (0, 1], got {self.share!r}{hint}")
         if self.cap is not None and not _is_rank(self.cap):
             raise ValueError(f"the cap must be a positive integer or None, got {self.cap!r}")
 
-    @torch.no_grad()
     def rank_of(self, matrix: Tensor) -> int:
         """The rank of one matrix ``(m, n)``."""
-        values = torch.linalg.svdvals(matrix.double())
-        noise = values[0] * torch.finfo(matrix.dtype).eps * max(matrix.shape)
-        values = torch.where(values > noise, values, torch.zeros_like(values))
-        kept = values.square().cumsum(0)
-        needed = self.share * kept[-1] * (1 - 1e-12)  # the sum's own rounding must not ask for one more
-        rank = int(torch.searchsorted(kept, needed)) + 1
-        return min(rank, len(values)) if self.cap is None else min(rank, len(values), int(self.cap))
+        return self.rank_at(energies(matrix))
+
+    def rank_at(self, energy: Tensor) -> int:
+        """The same, given the matrix's :func:`energies`."""
+        needed = self.share * energy[-1] * (1 - 1e-12)  # the sum's own rounding must not ask for one more
+        rank = int(torch.searchsorted(energy, needed)) + 1
+        return min(rank, len(energy)) if self.cap is None else min(rank, len(energy), int(self.cap))
 
 
 Rank = int | Energy | Mapping[str, int | Energy]
@@ -99,43 +128,59 @@ def matrix_names(item: Matrices, matrix: str) -> tuple[str, ...]:
 def ranks_of(
     rank: Rank,
     items: Mapping[str, Matrices],
-    values: Callable[[str, str], Tensor],
+    energy: Callable[[str, str], Tensor],
     why_no_hit: Callable[[str], str],
+    left_out: Callable[[], str],
 ) -> dict[str, dict[str, int]]:
     """The rank of every matrix of every item that gets any.
 
     Args:
         rank: see ``factorize``.
         items: what may be factorised, by name.
-        values: the present values of an item's matrix, for :class:`Energy`.
+        energy: :func:`energies` of the present values of an item's matrix, for :class:`Energy`.
         why_no_hit: the reason to name in the error when a pattern matches nothing.
+        left_out: what to name in the error when a rank is too large for all that is left.
 
     Raises:
-        ValueError: no rank at all, a rank outside ``1..min(m, n)``, a pattern without a hit, a layer of which
-            only some matrices are matched.
+        ValueError: no rank at all, a rank outside ``1..min(m, n)``, a pattern without a hit, one that an
+            earlier one leaves nothing, a layer of which only some matrices are matched.
     """
     if isinstance(rank, Mapping):
-        return _by_pattern(rank, items, values, why_no_hit)
+        return _by_pattern(rank, items, energy, why_no_hit)
     if isinstance(rank, Energy):
         return {
-            name: {matrix: rank.rank_of(values(name, matrix)) for matrix in item.matrices}
+            name: {matrix: rank.rank_at(energy(name, matrix)) for matrix in item.matrices}
             for name, item in items.items()
         }
-    return _same(rank, items)
+    return _same(rank, items, left_out)
+
+
+def reads_weights(rank: Rank) -> bool:
+    """Whether a rank is chosen by the present weights, all or some."""
+    return any(isinstance(each, Energy) for each in (rank.values() if isinstance(rank, Mapping) else [rank]))
 
 
 def _is_rank(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _same(rank: int, items: Mapping[str, Matrices]) -> dict[str, dict[str, int]]:
+def _meant(value: object) -> str:
+    """A hint for a number that looks like a share of energy."""
+    share = isinstance(value, float) and 0 < value <= 1
+    return f"; a share of the energy is sb.nn.Energy({value})" if share else ""
+
+
+def _same(rank: int, items: Mapping[str, Matrices], left_out: Callable[[], str]) -> dict[str, dict[str, int]]:
     if not _is_rank(rank):
-        raise ValueError(f"rank must be a positive integer, Energy(share) or {{pattern: rank}}, got {rank!r}")
+        raise ValueError(f"rank must be a positive integer, Energy(share) or {{pattern: rank}}, got {rank!r}"
+                         f"{_meant(rank)}")  # fmt: skip
     sides = {(name, x): min(pair) for name, item in items.items() for x, pair in item.matrices.items()}
     widest = max(sides, key=lambda key: sides[key])
     if rank > sides[widest]:
-        raise ValueError(f"rank {rank} is above the smaller side of every weight; the largest possible is "
-                         f"{sides[widest]} ({widest[0] or 'root'})")  # fmt: skip
+        raise ValueError(
+            f"rank {rank} is above the smaller side of every weight that can be replaced; the largest "
+            f"possible is {sides[widest]} ({widest[0] or 'root'}){left_out()}"
+        )
     return {
         name: {matrix: min(int(rank), *pair) for matrix, pair in item.matrices.items()}
         for name, item in items.items()
@@ -145,37 +190,46 @@ def _same(rank: int, items: Mapping[str, Matrices]) -> dict[str, dict[str, int]]
 def _by_pattern(
     rank: Mapping[str, int | Energy],
     items: Mapping[str, Matrices],
-    values: Callable[[str, str], Tensor],
+    energy: Callable[[str, str], Tensor],
     why_no_hit: Callable[[str], str],
 ) -> dict[str, dict[str, int]]:
     if not rank:
         raise ValueError("rank must be a positive integer, Energy(share) or {pattern: rank} with at least "
                          "one pattern, got {}")  # fmt: skip
     places = {(n, x): matrix_names(item, x) for n, item in items.items() for x in item.matrices}
-    chosen: dict[tuple[str, str], int | Energy] = {}
+    chosen: dict[tuple[str, str], tuple[str, int | Energy]] = {}
     for pattern, value in rank.items():
         if not isinstance(pattern, str):
-            raise ValueError(f"a rank pattern is a string of names, such as '{pattern}', got {pattern!r}")
+            known = next(iter(items)) or "*"
+            example = str(pattern) if str(pattern) in items else known
+            raise ValueError(f"a rank pattern is a string of names, such as {example!r}, got {pattern!r}")
         if not isinstance(value, Energy) and not _is_rank(value):
             raise ValueError(
                 f"rank of pattern {pattern!r} must be a positive integer or Energy(share), got {value!r}"
+                f"{_meant(value)}"
             )
         hits = [key for key, names in places.items() if matches(pattern, names)]
         if not hits:
             raise ValueError(
                 f"rank pattern {pattern!r} matches no layer that can be factorised; {why_no_hit(pattern)}"
             )
+        earlier = [chosen[key] for key in hits if key in chosen]
+        if len(earlier) == len(hits) and any(other != value for _, other in earlier):
+            before = list(dict.fromkeys(repr(other) for other, _ in earlier))
+            take = "take" if len(before) > 1 else "takes"
+            raise ValueError(f"rank pattern {pattern!r} is never used: {', '.join(before)} before it "
+                             f"{take} the same layers; put the narrower one first")  # fmt: skip
         for key in hits:
-            chosen.setdefault(key, value)
-    return {name: _each(name, item, chosen, values) for name, item in items.items()
+            chosen.setdefault(key, (pattern, value))
+    return {name: _each(name, item, chosen, energy) for name, item in items.items()
             if any((name, matrix) in chosen for matrix in item.matrices)}  # fmt: skip
 
 
 def _each(
     name: str,
     item: Matrices,
-    chosen: Mapping[tuple[str, str], int | Energy],
-    values: Callable[[str, str], Tensor],
+    chosen: Mapping[tuple[str, str], tuple[str, int | Energy]],
+    energy: Callable[[str, str], Tensor],
 ) -> dict[str, int]:
     missing = [matrix for matrix in item.matrices if (name, matrix) not in chosen]
     if missing:
@@ -184,13 +238,17 @@ def _each(
                          f"add a pattern for it")  # fmt: skip
     ranks = {}
     for matrix, (m, n) in item.matrices.items():
-        value = chosen[name, matrix]
+        pattern, value = chosen[name, matrix]
         if isinstance(value, Energy):
-            ranks[matrix] = value.rank_of(values(name, matrix))
+            ranks[matrix] = value.rank_at(energy(name, matrix))
             continue
         if value > min(m, n):
-            where = name or "root" if len(item.matrices) == 1 else f"{name}.{matrix}".lstrip(".")
+            single = len(item.matrices) == 1
+            where = name or "root" if single else f"{name}.{matrix}".lstrip(".")
+            cure = "" if single or pattern == where else (
+                f"; put {{{where!r}: {min(m, n)}}} before {pattern!r}, or give one rank for all, which is cut"
+            )  # fmt: skip
             raise ValueError(f"{where}: rank {value} is outside 1..{min(m, n)}, the smaller side of the "
-                             f"{m} x {n} weight")  # fmt: skip
+                             f"{m} x {n} weight{cure}")  # fmt: skip
         ranks[matrix] = int(value)
     return ranks

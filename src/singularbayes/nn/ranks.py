@@ -84,6 +84,9 @@ def _by_pattern(
             raise ValueError(
                 f"{where}: rank pattern {pattern!r} matches no matrix; nearest names: {', '.join(near)}"
             )
+        if all(name in ranks for name in hits) and any(ranks[name] != value for name in hits):
+            raise ValueError(f"{where}: rank pattern {pattern!r} is never used: patterns before it take "
+                             f"the same matrices; put the narrower one first")  # fmt: skip
         for name in hits:
             if name not in ranks:
                 with quiet_ranks():

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import singularbayes as sb
 from singularbayes.distributions import DirectionGaussian
-from singularbayes.methods import training
 from singularbayes.methods.direction_precision import BuildDirections, DirectionLearner
 from singularbayes.methods.learner import Bound
 from singularbayes.priors import Laplace, Normal, PerParameter, ScaleMixture
@@ -264,31 +263,3 @@ def test_bad_data_are_named_before_the_search_for_directions(data, words, monkey
     method = sb.DirectionPrecision(epochs=1, directions=sb.GGNDirections(k=2, iterations=1))
     with pytest.raises(ValueError, match=words):
         method.fit(sb.Model(network_of(), sb.Categorical()), data)
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
-
-
-@pytest.mark.parametrize("directions", [sb.RandomDirections(3), sb.GGNDirections(k=2, iterations=2)])
-def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, directions):
-    method = sb.DirectionPrecision(epochs=5, batch_size=16, directions=directions, patience=3)
-    model, held = sb.Model(network_of("low rank"), sb.Categorical()), (DATA[:20], LABELS[:20])
-    unbroken = method.fit(model, (DATA, LABELS), held, seed=4)
-    original, calls = training.Run.step, 0
-
-    def die(self, *args, **options):
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            raise Killed
-        return original(self, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_CHECKPOINT_SECONDS", -1.0)
-        patch.setattr(training.Run, "step", die)
-        with pytest.raises(Killed):
-            method.fit(model, (DATA, LABELS), held, seed=4, checkpoint=tmp_path)
-    resumed = method.fit(model, (DATA, LABELS), held, seed=4, checkpoint=tmp_path)
-    assert torch.equal(unbroken.draw(6), resumed.draw(6))
-    assert unbroken.info["history"] == resumed.info["history"]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import singularbayes as sb
-from singularbayes.methods import training
 from singularbayes.methods.ivon import BuildIVON, IVONLearner, Update
 from singularbayes.methods.learner import Bound
 from singularbayes.priors import Laplace, Normal, PerParameter, ScaleMixture
@@ -367,35 +366,6 @@ def test_it_counts_mean_and_curvature():
     points = sb.Model(network, sb.Categorical(), deterministic="*bias")
     fitted = sb.IVON(epochs=1, learning_rate=0.02).fit(points, (DATA, LABELS))
     assert fitted.info["numbers"] == size + points.layout.belief
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
-
-
-@pytest.mark.parametrize("patience", [None, 3])
-def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, patience):
-    method = sb.IVON(epochs=5, batch_size=16, learning_rate=0.05, beta2=0.99, draws=2, patience=patience)
-    model = sb.Model(network_of("low rank"), sb.Categorical(), deterministic="0.bias")
-    held = (DATA[:20], LABELS[:20])
-    unbroken = method.fit(model, (DATA, LABELS), held, seed=4)
-    original, calls = training.Run.step, 0
-
-    def die(self, *args, **options):
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            raise Killed
-        return original(self, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_CHECKPOINT_SECONDS", -1.0)
-        patch.setattr(training.Run, "step", die)
-        with pytest.raises(Killed):
-            method.fit(model, (DATA, LABELS), held, seed=4, checkpoint=tmp_path)
-    resumed = method.fit(model, (DATA, LABELS), held, seed=4, checkpoint=tmp_path)
-    assert torch.equal(unbroken.draw(6), resumed.draw(6))
-    assert unbroken.info["history"] == resumed.info["history"]
 
 
 def test_trained_weights_are_where_it_starts():

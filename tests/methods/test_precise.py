@@ -9,7 +9,7 @@ from scipy.special import gammaln, ive
 from torch import nn
 
 import singularbayes as sb
-from singularbayes.methods import precise, training
+from singularbayes.methods import precise
 from singularbayes.methods.learner import Bound
 from singularbayes.methods.precise import (
     BuildPrecise,
@@ -249,34 +249,6 @@ def test_it_counts_one_number_a_layer():
     net = network()
     posterior = sb.Precise(epochs=1).fit(sb.Model(net, sb.Categorical()), (X, Y))
     assert posterior.info["numbers"] == sum(p.numel() for p in net.parameters()) + 2
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
-
-
-@pytest.mark.parametrize("patience", [None, 3])
-def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, patience):
-    method = sb.Precise(epochs=5, batch_size=16, patience=patience)
-    model, held = sb.Model(network(), sb.Categorical()), (X[:20], Y[:20])
-    unbroken = method.fit(model, (X, Y), held, seed=4)
-    original, calls = training.Run.step, 0
-
-    def die(self, *args, **options):
-        nonlocal calls
-        calls += 1
-        if calls == 10:
-            raise Killed
-        return original(self, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_CHECKPOINT_SECONDS", -1.0)
-        patch.setattr(training.Run, "step", die)
-        with pytest.raises(Killed):
-            method.fit(model, (X, Y), held, seed=4, checkpoint=tmp_path)
-    resumed = method.fit(model, (X, Y), held, seed=4, checkpoint=tmp_path)
-    assert torch.equal(unbroken.draw(6), resumed.draw(6))
-    assert unbroken.info["history"] == resumed.info["history"]
 
 
 def test_a_network_without_a_normalisation_is_refused():

@@ -26,7 +26,7 @@ from singularbayes.recipes.recipe import Run
 _INSIDE = {
     "accuracy": "accuracy",
     "auroc": "AUROC",
-    "mean_absolute_error": "MAE",
+    "mae": "MAE",
     "negative_log_likelihood": "NLL",
     "expected_calibration_error": "ECE",
     "regression_calibration_error": "calibration",

@@ -257,8 +257,9 @@ class Gaussian:
         if self.noise is not None:
             var = self.noise**2 * self.temperature
             return error * (half / var) + half * math.log(2 * math.pi * var)
-        log_var = 2 * self._log_noise(parameters, means) + math.log(self.temperature)
-        return (half * (error * torch.exp(-log_var) + log_var + math.log(2 * math.pi))).squeeze()
+        log_noise = self._log_noise(parameters, means).to(means.dtype).squeeze()
+        log_var = 2 * log_noise + math.log(self.temperature)
+        return half * (error * torch.exp(-log_var) + log_var + math.log(2 * math.pi))
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> GaussianPredictive:
         means = _wide(outputs.squeeze(-1) if outputs.dim() == 3 and outputs.shape[-1] == 1 else outputs)

@@ -309,6 +309,7 @@ class Frozen(nn.Module):
 METHODS = [sb.MAP(epochs=3), sb.MeanField(epochs=3), sb.DeepEnsemble(members=2, member=sb.MAP(epochs=3))]
 
 
+@pytest.mark.filterwarnings("ignore:.* can be trained")  # on purpose
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("choice", [{}, {"bayesian": ["head.*", "norm.*"]}, {"bayesian": "second.weight"}])
 def test_frozen_parameters_stay_bitwise_and_ties_stay_tied(method, choice):

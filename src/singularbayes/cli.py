@@ -319,11 +319,19 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], dat
 @app.command()
 def recipes() -> None:
     """List the recipes and their methods."""
+    import shutil
+    import textwrap
+
     from .recipes import ALL, slug
 
+    width = shutil.get_terminal_size().columns
+
+    def show(text: str, indent: str) -> None:
+        print(textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False))
+
     for recipe in ALL.values():
-        print(f"{recipe.name}: {recipe.what}{' (needs --data)' if recipe.needs_data else ''}")
-        print(f"  methods: {', '.join(slug(name) for name in recipe.plans)}")
+        show(f"{recipe.name}{' (needs --data)' if recipe.needs_data else ''}: {recipe.what}", "  ")
+        show(f"  methods: {', '.join(slug(name) for name in recipe.plans)}", "    ")
     print("\n`run RECIPE --method NAME`: any part of a method's name that is unique in the recipe will do.")
 
 

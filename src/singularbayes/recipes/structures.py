@@ -57,7 +57,7 @@ _ALONG = {"epochs": 150, "learning_rate": 3e-3, "temperature": 0.1, "initial_std
 DIGITS = Recipe(
     name="digits-structures",
     title="Digits: structures and beliefs side by side",
-    what=digits.RECIPE.what,
+    what="as digits: every belief of the library side by side",
     load=digits.load,
     likelihood=Categorical(),
     plans={
@@ -114,7 +114,7 @@ _WAVES = IVON(**_LOOP, learning_rate=0.3, hessian_init=0.1, beta2=0.9995, clip_r
 BEIJING = Recipe(
     name="beijing-structures",
     title="Air in Beijing: structures and beliefs side by side",
-    what=beijing.RECIPE.what,
+    what="as beijing: every belief of the library side by side, ten epochs",
     load=beijing.load,
     likelihood=Gaussian(),
     plans={

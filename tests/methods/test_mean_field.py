@@ -291,7 +291,12 @@ def at_the_optimum(found: tuple[list[float], float]) -> bool:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"kl": KL.MONTE_CARLO}, pytest.param({"batch_size": 3, "epochs": 1500}, marks=pytest.mark.slow)],
+    [
+        {},
+        {"kl": KL.MONTE_CARLO},
+        # batches add noise: the variances scatter by 3% between seeds (5% at learning rate .01)
+        pytest.param({"batch_size": 3, "epochs": 5000, "learning_rate": 0.002}, marks=pytest.mark.slow),
+    ],
 )
 def test_mean_field_reaches_the_closed_form_optimum(settings):
     found = conjugate_fit(**settings)

@@ -75,7 +75,8 @@ def differences() -> dict[str, float]:
     for name, (make, x) in NETWORKS.items():
         for kind, method in METHODS.items():
             eager, compiled = fit(method(), make(), x), fit(method(compile=True), make(), x)
-            # Of functions, not of weights: attention's key bias has gradient 0 but for rounding, which Adam makes steps of.
+            # Of functions, not of weights: attention's key bias has a gradient of rounding errors alone, and
+            # Adam makes steps of them.
             one, two = (fitted.functions(fitted.draw(3), x) for fitted in (eager, compiled))
             found[f"{name}, {kind}"] = (one - two).abs().max().item()
     posterior = fit(sb.MeanField(epochs=1), chain(), X)

@@ -71,6 +71,13 @@ def test_two_ranks_take_the_steps_of_one(ranks, data):
     assert (ranks[0]["heavier"] - alone).abs().max() > 1e-3
 
 
+def test_running_statistics_are_averaged_and_other_buffers_are_the_first_ranks(ranks):
+    for rank in ranks:
+        assert torch.equal(rank["averaged"]["1.running_mean"], torch.ones(8))  # of 0 and 2
+        assert torch.equal(rank["averaged"]["1.running_var"], torch.ones(8))
+        assert rank["averaged"]["1.num_batches_tracked"] == 0
+
+
 def test_the_ranks_stop_together(ranks):
     assert ranks[0]["stopped"] == ranks[1]["stopped"]
     assert len(ranks[0]["stopped"]) < 20

@@ -92,6 +92,11 @@ def everything(rank: int, folder: Path) -> dict:
     found["other network"] = message(lambda: fit(MAP, sb.Model(plain(seed=rank), sb.Categorical())))
     shared = DataLoader(TensorDataset(X, Y), 16, sampler=DistributedSampler(TensorDataset(X, Y)))
     found["shared out"] = message(lambda: fit(MAP, strong(), shared))
+    network = normed()
+    network[1].running_mean.fill_(2.0 * rank)
+    network[1].num_batches_tracked.fill_(rank)
+    Ranks.present().average_buffers(network, sb.Model(network, sb.Categorical()).layout)
+    found["averaged"] = {name: buffer.clone() for name, buffer in network.named_buffers()}
     heavier(PointLearner)
     found["heavier"] = fit(MAP, strong()).draw(1)
     return found

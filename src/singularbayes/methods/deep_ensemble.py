@@ -11,7 +11,7 @@ import warnings
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
@@ -23,13 +23,6 @@ from ..random import derive, forked
 from .map import MAP
 
 __all__ = ["DeepEnsemble", "reinitialized"]
-
-
-@runtime_checkable
-class Member(Protocol):
-    """Any method."""
-
-    def fit(self, model: Model, train: Any, validation: Any = None, **options: Any) -> Posterior: ...
 
 
 def reinitialized(model: Model, seed: int) -> Model:

@@ -116,3 +116,25 @@ def test_a_model_says_what_is_believed():
     text = repr(sb.Model(nn.Linear(3, 2), sb.Categorical(), deterministic="bias"))
     assert text.startswith("Model(Linear, Categorical(")
     assert text.endswith("6 of 8 numbers believed, 2 point estimates)")
+
+
+def test_a_model_starts_at_a_fitted_posterior_with_its_learned_noise() -> None:
+    x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    network = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Dropout(0.1), nn.Linear(6, 1))
+    model = sb.Model(network, sb.Gaussian())
+    posterior = sb.MCDropout(epochs=3, learning_rate=0.05).fit(model, (x, 2 * x))
+    started = model.started_at(posterior)
+    row = started.layout.flatten(started.network, started.likelihood.parameters)
+    assert torch.allclose(row, posterior.distribution.mean[: len(row)])
+    assert not torch.allclose(row, model.layout.flatten(network, model.likelihood.parameters))
+
+
+def test_a_model_does_not_start_at_another_networks_posterior() -> None:
+    x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    posterior = sb.MAP(epochs=1).fit(sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.1)), (x, x))
+    with pytest.raises(ValueError, match=r"not this model's \(first: 0.bias\)"):
+        sb.Model(nn.Sequential(nn.Linear(1, 1)), sb.Gaussian(noise=0.1)).started_at(posterior)
+    ensemble = sb.DeepEnsemble(members=2, member=sb.MAP(epochs=1))
+    model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.1))
+    with pytest.raises(ValueError, match="separate networks"):
+        model.started_at(ensemble.fit(model, (x, x)))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .gaussians import FullGaussian, KroneckerGaussian
 from .mixtures import MixtureDistribution, StoredDraws
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "DirectionGaussian",
     "Distribution",
     "DropoutMasks",
+    "FullGaussian",
+    "KroneckerGaussian",
     "LowRankGaussian",
     "MixtureDistribution",
     "StoredDraws",
@@ -356,6 +359,8 @@ _KINDS: dict[str, Any] = {
         DiagonalLaplace,
         LowRankGaussian,
         DirectionGaussian,
+        FullGaussian,
+        KroneckerGaussian,
         StoredDraws,
         DropoutMasks,
     )

@@ -60,6 +60,10 @@ class Likelihood(Protocol):
         """The same likelihood at another calibration temperature."""
         ...
 
+    def started_at(self, parameters: Parameters) -> Likelihood:
+        """The same likelihood whose learned numbers start at these."""
+        ...
+
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
         """Warn when trained outputs show a fault that the user can act on."""
         ...
@@ -135,6 +139,9 @@ class Categorical:
     def with_temperature(self, temperature: float) -> Categorical:
         return replace(self, temperature=temperature)
 
+    def started_at(self, parameters: Parameters) -> Categorical:
+        return self
+
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
         return None
 
@@ -180,6 +187,9 @@ class Bernoulli:
 
     def with_temperature(self, temperature: float) -> Bernoulli:
         return replace(self, temperature=temperature)
+
+    def started_at(self, parameters: Parameters) -> Bernoulli:
+        return self
 
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
         return None
@@ -269,6 +279,11 @@ class Gaussian:
     def with_temperature(self, temperature: float) -> Gaussian:
         return replace(self, temperature=temperature)
 
+    def started_at(self, parameters: Parameters) -> Gaussian:
+        if self.noise is not None:
+            return self
+        return replace(self, initial_noise=math.exp(float(parameters["log_noise"].squeeze())))
+
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
         if self.noise is None and bool((parameters["log_noise"].abs() >= _LOG_NOISE).any()):
             warnings.warn(
@@ -354,6 +369,9 @@ class HeteroscedasticGaussian:
 
     def with_temperature(self, temperature: float) -> HeteroscedasticGaussian:
         return replace(self, temperature=temperature)
+
+    def started_at(self, parameters: Parameters) -> HeteroscedasticGaussian:
+        return self
 
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
         log_var = self._split(outputs)[1]

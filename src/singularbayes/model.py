@@ -136,6 +136,42 @@ class Model:
             0
         )
 
+    def started_at(self, posterior: Any) -> Model:
+        """The same model, started at the mean of a posterior of this model, or of one with equal parameters.
+
+        The methods that begin with a trained network begin with the model's: fit ``MAP``, then any of them.
+
+        Args:
+            posterior: of one network (not of separate ones, as an ensemble has).
+
+        Raises:
+            ValueError: parameters of other names or shapes; separate networks.
+
+        Example:
+            >>> import singularbayes as sb
+            >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
+            >>> model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.1))
+            >>> trained = model.started_at(sb.MAP(epochs=2).fit(model, (x, x)))
+            >>> torch.equal(trained.network.weight, model.network.weight)
+            False
+        """
+        layout = self.layout
+        theirs = tuple(slot for slot in posterior.layout.slots if slot.kind != "mask")  # masks come last
+        if theirs != layout.slots:
+            odd = sorted({slot.name for slot in layout.slots} ^ {slot.name for slot in theirs})
+            at = f" (first: {odd[0]})" if odd else "; shapes differ, or what is believed about"
+            raise ValueError(
+                f"the posterior's parameters are not this model's{at}; start from a posterior that was "
+                f"fitted to a model of the same network and patterns"
+            )
+        row = posterior.at_mean().distribution.mean[: layout.size]
+        started = copy.copy(self)
+        started.network = self.copy_network()
+        layout.write(started.network, row)
+        numbers = layout.likelihood_views(row)
+        started.likelihood = self.likelihood.started_at(numbers) if numbers else self.likelihood
+        return started
+
     def copy_network(self) -> nn.Module:
         """A private copy: training and prediction happen on copies alone."""
         try:

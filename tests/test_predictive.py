@@ -187,7 +187,7 @@ def test_class_intervals_are_quantiles_over_draws_in_pieces_too(monkeypatch):
     pred = CategoricalPredictive(log_probs)
     expected = torch.quantile(log_probs.exp(), torch.tensor([0.1, 0.9]), dim=0)
     torch.testing.assert_close(pred.interval(0.8), expected)
-    monkeypatch.setattr("singularbayes.predictive._QUANTILE_ENTRIES", 60)  # two rows at a time
+    monkeypatch.setattr("singularbayes.averages._QUANTILE_ENTRIES", 60)  # two rows at a time
     torch.testing.assert_close(pred.interval(0.8), expected)
 
 

@@ -304,11 +304,7 @@ class Gaussian:
 
 
 def _tempered(predictive: GaussianPredictive, temperature: float) -> GaussianPredictive:
-    if temperature == 1:
-        return predictive
-    centre = predictive.means.mean(0)
-    means = centre + math.sqrt(temperature) * (predictive.means - centre)
-    return GaussianPredictive(means, temperature * predictive.variances)
+    return predictive if temperature == 1 else predictive.tempered(temperature)
 
 
 @dataclass(frozen=True)

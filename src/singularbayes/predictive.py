@@ -1,7 +1,8 @@
 """What a posterior says about new inputs: mixtures over draws, with the split of uncertainty.
 
-Axes are always ``(S, B, *event)``: draws, batch, event. A predictive distribution is the equal-weight mixture
-of the ``S`` conditional distributions ``p(y | f_s(x))``, never the distribution at an averaged logit.
+Axes are always ``(S, B, *event)``: draws, batch, event. A predictive distribution is the mixture of the ``S``
+conditional distributions ``p(y | f_s(x))``, of equal weight or with ``weights``, never the distribution at an
+averaged logit.
 
 References:
     Depeweg et al. 2018, arXiv 1710.07283, eq. 3 (entropy split) and eq. 5 (law of total variance).
@@ -16,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from . import averages
 
 __all__ = ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"]
 
@@ -46,20 +49,10 @@ def _class_index(y: Tensor, classes: int) -> Tensor:
     return index
 
 
-_QUANTILE_ENTRIES = 2**24  # torch.quantile of some versions refuses more
-
-
-def _quantiles(draws: Tensor, level: float) -> Tensor:
+def _interval(draws: Tensor, level: float, weights: Tensor | None) -> Tensor:
     """The two edges ``(2, B, *event)`` of the central interval over axis 0."""
     _check_level(level)
-    edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype, device=draws.device)
-    rows = max(1, _QUANTILE_ENTRIES * draws.shape[1] // max(1, draws.numel()))
-    return torch.cat([torch.quantile(part, edges, dim=0) for part in draws.split(rows, 1)], 1)
-
-
-def _mixture(log_densities: Tensor) -> Tensor:
-    """Log density of the equal-weight mixture over axis 0."""
-    return torch.logsumexp(log_densities, 0) - math.log(log_densities.shape[0])
+    return averages.quantiles(draws, ((1 - level) / 2, (1 + level) / 2), weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +61,7 @@ class CategoricalPredictive:
 
     Args:
         log_probs: log probabilities ``(S, B, K)``, each normalised over the last axis.
+        weights: of the draws ``(S,)``, 0 or more, with sum 1; ``None`` for equal weights.
 
     Example:
         >>> import math, torch
@@ -77,6 +71,10 @@ class CategoricalPredictive:
     """
 
     log_probs: Float[Tensor, "S B K"]
+    weights: Float[Tensor, " S"] | None = None
+
+    def __post_init__(self) -> None:
+        averages.check_weights(self.weights, self.draws)
 
     def __repr__(self) -> str:
         return f"CategoricalPredictive({self.draws} draws, {self.log_probs.shape[1]} rows)"
@@ -94,7 +92,7 @@ class CategoricalPredictive:
     @property
     def mean(self) -> Float[Tensor, "B K"]:
         """Posterior predictive probabilities: the mean of probabilities, not of logits."""
-        return self.probs.mean(0)
+        return averages.mean(self.probs, self.weights)
 
     @property
     def variance(self) -> Float[Tensor, "B K"]:
@@ -110,7 +108,7 @@ class CategoricalPredictive:
     @property
     def aleatoric(self) -> Float[Tensor, " B"]:
         """Mean entropy of the draws, in nats."""
-        return torch.special.entr(self.probs).sum(-1).mean(0)
+        return averages.mean(torch.special.entr(self.probs).sum(-1), self.weights)
 
     @property
     def epistemic(self) -> Float[Tensor, " B"]:
@@ -119,18 +117,23 @@ class CategoricalPredictive:
         Entropy minus aleatoric, written so that confident inputs keep their digits.
         """
         probs = self.probs
-        terms = (probs * (self.log_probs - _mixture(self.log_probs))).where(~(probs == 0), 0.0)
-        return terms.sum(-1).mean(0).clamp_min(0.0)
+        gaps = self.log_probs - averages.log_mixture(self.log_probs, self.weights)
+        terms = (probs * gaps).where(~(probs == 0), 0.0)
+        return averages.mean(terms.sum(-1), self.weights).clamp_min(0.0)
 
     def log_prob(self, y: Tensor) -> Float[Tensor, " B"]:
         """Log predictive probability of class indices ``(B,)``, in nats."""
         y = _check_labels(torch.as_tensor(y, device=self.log_probs.device), self.log_probs.shape[1:2])
         index = _class_index(y, self.log_probs.shape[-1]).expand(self.draws, -1).unsqueeze(-1)
-        return _mixture(self.log_probs.gather(-1, index).squeeze(-1))
+        return averages.log_mixture(self.log_probs.gather(-1, index).squeeze(-1), self.weights)
 
     def interval(self, level: float = 0.95) -> Float[Tensor, "2 B K"]:
         """Central credible interval of each class probability over the draws (epistemic alone)."""
-        return _quantiles(self.probs, level)
+        return _interval(self.probs, level, self.weights)
+
+    def tempered(self, temperature: float) -> CategoricalPredictive:
+        """With the logits of every draw divided by ``temperature``, before they are averaged."""
+        return CategoricalPredictive(F.log_softmax(self.log_probs / temperature, -1), self.weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,9 +142,14 @@ class BernoulliPredictive:
 
     Args:
         logits: log odds ``(S, B)``.
+        weights: of the draws ``(S,)``, 0 or more, with sum 1; ``None`` for equal weights.
     """
 
     logits: Float[Tensor, "S B"]
+    weights: Float[Tensor, " S"] | None = None
+
+    def __post_init__(self) -> None:
+        averages.check_weights(self.weights, self.draws)
 
     def __repr__(self) -> str:
         return f"BernoulliPredictive({self.draws} draws, {self.logits.shape[1]} rows)"
@@ -164,7 +172,7 @@ class BernoulliPredictive:
     @property
     def mean(self) -> Float[Tensor, " B"]:
         """Posterior predictive P(y = 1)."""
-        return self.probs.mean(0)
+        return averages.mean(self.probs, self.weights)
 
     @property
     def variance(self) -> Float[Tensor, " B"]:
@@ -193,19 +201,24 @@ class BernoulliPredictive:
 
     def interval(self, level: float = 0.95) -> Float[Tensor, "2 B"]:
         """Central credible interval of P(y = 1) over the draws (epistemic alone)."""
-        return _quantiles(self.probs, level)
+        return _interval(self.probs, level, self.weights)
+
+    def tempered(self, temperature: float) -> BernoulliPredictive:
+        """With the log odds of every draw divided by ``temperature``, before they are averaged."""
+        return BernoulliPredictive(self.logits / temperature, self.weights)
 
     def _as_categorical(self) -> CategoricalPredictive:
-        return CategoricalPredictive(self.log_probs)
+        return CategoricalPredictive(self.log_probs, self.weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GaussianPredictive:
-    """Equal-weight mixture of ``S`` Gaussians for ``B`` inputs.
+    """Mixture of ``S`` Gaussians for ``B`` inputs.
 
     Args:
         means: ``(S, B, *event)``.
         variances: noise variances (not standard deviations), the same shape.
+        weights: of the draws ``(S,)``, 0 or more, with sum 1; ``None`` for equal weights.
 
     Example:
         >>> pred = GaussianPredictive(torch.tensor([[0.0], [2.0]]), torch.ones(2, 1))
@@ -215,6 +228,10 @@ class GaussianPredictive:
 
     means: Float[Tensor, "S B *event"]
     variances: Float[Tensor, "S B *event"]
+    weights: Float[Tensor, " S"] | None = None
+
+    def __post_init__(self) -> None:
+        averages.check_weights(self.weights, self.draws)
 
     def __repr__(self) -> str:
         return f"GaussianPredictive({self.draws} draws, {self.means.shape[1]} rows)"
@@ -227,17 +244,19 @@ class GaussianPredictive:
     @property
     def mean(self) -> Float[Tensor, "B *event"]:
         """Posterior predictive mean."""
-        return self.means.mean(0)
+        return averages.mean(self.means, self.weights)
 
     @property
     def epistemic(self) -> Float[Tensor, "B *event"]:
         """Variance of the draws' means; one draw gives 0."""
-        return self.means.var(0, correction=0)
+        if self.weights is None:
+            return self.means.var(0, correction=0)
+        return averages.variance(self.means, self.weights)
 
     @property
     def aleatoric(self) -> Float[Tensor, "B *event"]:
         """Mean noise variance of the draws."""
-        return self.variances.mean(0)
+        return averages.mean(self.variances, self.weights)
 
     @property
     def variance(self) -> Float[Tensor, "B *event"]:
@@ -254,21 +273,29 @@ class GaussianPredictive:
         y = _check_labels(torch.as_tensor(y, device=self.means.device), self.means.shape[1:]).to(self.means)
         errors = (y - self.means).square() / self.variances
         log_densities = -0.5 * (errors + torch.log(2 * math.pi * self.variances))
-        return _mixture(log_densities if log_densities.dim() == 2 else log_densities.flatten(2).sum(-1))
+        over_event = log_densities if log_densities.dim() == 2 else log_densities.flatten(2).sum(-1)
+        return averages.log_mixture(over_event, self.weights)
 
     def cdf(self, y: Tensor) -> Float[Tensor, "B *event"]:
         """Predictive distribution function at ``y (B, *event)``, elementwise."""
         y = _check_labels(torch.as_tensor(y, device=self.means.device), self.means.shape[1:]).to(self.means)
-        return torch.special.ndtr((y - self.means) / self.variances.sqrt()).mean(0)
+        return averages.mean(torch.special.ndtr((y - self.means) / self.variances.sqrt()), self.weights)
 
     def interval(self, level: float = 0.95) -> Float[Tensor, "2 B *event"]:
         """Central interval of the mixture, total uncertainty, by bisection on its distribution function."""
         _check_level(level)
         return torch.stack([self._quantile((1 - level) / 2), self._quantile((1 + level) / 2)])
 
+    def tempered(self, temperature: float) -> GaussianPredictive:
+        """With ``temperature`` times the total variance, epistemic and noise alike, about the same mean."""
+        centre = self.mean
+        means = centre + math.sqrt(temperature) * (self.means - centre)
+        return GaussianPredictive(means, temperature * self.variances, self.weights)
+
     def _quantile(self, probability: float) -> Tensor:
         z = torch.special.ndtri(torch.tensor(probability, dtype=torch.float64)).item()
         edges = self.means + z * self.variances.sqrt()  # the quantile lies between those of the components
+        edges = edges if self.weights is None else averages.counting(edges, self.weights)[0]
         low, high = edges.amin(0), edges.amax(0)
         for _ in range(40):
             middle = (low + high) / 2

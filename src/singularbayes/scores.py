@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from . import averages
+
 __all__ = [
     "default",
     "entropy",
@@ -55,27 +57,27 @@ def mutual_information(predictive: Any) -> Tensor:
         ... )
         0.693147
     """
-    log_probs = _log_probs(predictive, "mutual_information")
+    log_probs, weights = _log_probs(predictive, "mutual_information"), _weights(predictive)
     probs = log_probs.exp()
-    mean = probs.mean(0)
+    mean = averages.mean(probs, weights)
     # "not equal 0" keeps a NaN a NaN, so that a broken network is seen; a mean may be 0 where a probability
     # is the smallest number there is
     terms = (probs * (log_probs - mean.log())).where(~((probs == 0) | (mean == 0)), 0.0)
-    information = terms.sum(-1).mean(0)
+    information = averages.mean(terms.sum(-1), weights)
     return information.where(~(information <= ROUNDING), 0.0)
 
 
 def entropy(predictive: Any) -> Tensor:
     """Total uncertainty, in nats: entropy of the mean probabilities, or of the predictive of numbers."""
     if hasattr(predictive, "log_probs"):
-        mean = _log_probs(predictive, "entropy").exp().mean(0)
+        mean = _mean_probs(predictive, "entropy")
         return -(mean * mean.log()).where(~(mean == 0), 0.0).sum(-1)
     return _over_outputs(predictive.entropy.double())
 
 
 def max_probability(predictive: Any) -> Tensor:
     """``1 - max_k p_k`` of the mean probabilities: total uncertainty, the usual baseline."""
-    return 1 - _log_probs(predictive, "max_probability").exp().mean(0).amax(-1)
+    return 1 - _mean_probs(predictive, "max_probability").amax(-1)
 
 
 def epistemic_variance(predictive: Any) -> Tensor:
@@ -88,23 +90,26 @@ def epistemic_variance(predictive: Any) -> Tensor:
         ``(B,)`` float64, in squared units of ``y`` for regression; one draw gives 0.
     """
     if hasattr(predictive, "means"):
-        return _over_outputs(_variance(predictive.means.double()))
-    return _variance(_log_probs(predictive, "epistemic_variance").exp()).sum(-1)
+        return _over_outputs(averages.variance(predictive.means.double(), _weights(predictive)))
+    probs = _log_probs(predictive, "epistemic_variance").exp()
+    return averages.variance(probs, _weights(predictive)).sum(-1)
 
 
 def total_variance(predictive: Any) -> Tensor:
     """Epistemic plus noise variance (mean over outputs); for classes ``sum_k p_k (1 - p_k)``."""
     if hasattr(predictive, "means"):
-        return _over_outputs(_variance(predictive.means.double()) + predictive.variances.double().mean(0))
-    mean = _log_probs(predictive, "total_variance").exp().mean(0)
+        weights = _weights(predictive)
+        epistemic = averages.variance(predictive.means.double(), weights)
+        return _over_outputs(epistemic + averages.mean(predictive.variances.double(), weights))
+    mean = _mean_probs(predictive, "total_variance")
     return (mean * (1 - mean)).sum(-1)
 
 
 def relative_variance(predictive: Any) -> Tensor:
     """``sum_k Var_s(p_k) / (2 mean p_k)``: the second-order form of mutual information; 0 / 0 counts as 0."""
-    probs = _log_probs(predictive, "relative_variance").exp()
-    mean = probs.mean(0)
-    return (_variance(probs) / (2 * mean)).where(~(mean == 0), 0.0).sum(-1)
+    probs, weights = _log_probs(predictive, "relative_variance").exp(), _weights(predictive)
+    mean = averages.mean(probs, weights)
+    return (averages.variance(probs, weights) / (2 * mean)).where(~(mean == 0), 0.0).sum(-1)
 
 
 def logit_disagreement(predictive: Any) -> Tensor:
@@ -118,7 +123,8 @@ def logit_disagreement(predictive: Any) -> Tensor:
         predictive: with ``log_probs (S, B, K)``; log probabilities below -700 count as -700.
     """
     logits = _log_probs(predictive, "logit_disagreement").clamp_min(-700.0)
-    return _variance(logits - logits.mean(-1, keepdim=True)).mean(-1)
+    centred = logits - logits.mean(-1, keepdim=True)
+    return averages.variance(centred, _weights(predictive)).mean(-1)
 
 
 _CLASSES: dict[str, Score] = {
@@ -165,10 +171,14 @@ def _log_probs(predictive: Any, score: str) -> Tensor:
     return log_probs - log_probs.logsumexp(-1, keepdim=True)
 
 
-def _variance(values: Tensor) -> Tensor:
-    """Population variance over the draws (axis 0); exactly 0 for equal draws, whatever their size."""
-    shifted = values - values[:1]
-    return (shifted - shifted.mean(0)).square().mean(0)
+def _weights(predictive: Any) -> Tensor | None:
+    """Weights of the draws in float64; ``None`` for equal ones."""
+    weights = getattr(predictive, "weights", None)
+    return None if weights is None else weights.double()
+
+
+def _mean_probs(predictive: Any, score: str) -> Tensor:
+    return averages.mean(_log_probs(predictive, score).exp(), _weights(predictive))
 
 
 def _over_outputs(values: Tensor) -> Tensor:

@@ -69,11 +69,14 @@ def _number_rows(predictive: Any, mean: Floats, y: Floats) -> dict[str, Floats]:
         return values.reshape(len(values), -1).astype(np.float64).mean(1)
 
     low, high = _array(predictive.interval(LEVEL))
+    weights = getattr(predictive, "weights", None)
+    parts = _array(predictive.means), _array(predictive.variances), y
+    crps = regression.crps_of(*parts, None if weights is None else _array(weights))
     return {
         "mae": over_outputs(np.abs(mean - y)),
         "squared_error": over_outputs((mean - y) ** 2),
         "negative_log_likelihood": -_log_prob(predictive, y),
-        "crps": over_outputs(regression.crps_of(_array(predictive.means), _array(predictive.variances), y)),
+        "crps": over_outputs(crps),
         "interval_coverage": over_outputs((low <= y) & (y <= high)),
         "interval_width": over_outputs(high - low),
         "cdf": _array(predictive.cdf(torch.from_numpy(y))).reshape(len(y), -1),

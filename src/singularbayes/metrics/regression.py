@@ -104,13 +104,14 @@ def regression_calibration_error(cdf: ArrayLike, levels: int = LEVELS) -> float:
     return float(calibration_error_of(values, levels)(once(len(values)))["regression_calibration_error"][0])
 
 
-def crps(means: ArrayLike, variances: ArrayLike, y: ArrayLike) -> float:
+def crps(means: ArrayLike, variances: ArrayLike, y: ArrayLike, weights: ArrayLike | None = None) -> float:
     """Continuous ranked probability score ``E|Y - y| - E|Y - Y'| / 2``, exact for (a mixture of) Gaussians.
 
     Args:
-        means: ``(N,)`` for one Gaussian per row, or ``(S, N)`` for the equal-weight mixture of S draws.
+        means: ``(N,)`` for one Gaussian per row, or ``(S, N)`` for the mixture of S draws.
         variances: noise variances (not standard deviations), the same shape.
         y: outcomes ``(N,)``.
+        weights: of the draws ``(S,)``, 0 or more, with sum 1; ``None`` for equal weights.
 
     Returns:
         The mean over rows, in the units of ``y``; lower is better; the absolute error when all variances are
@@ -133,11 +134,26 @@ def crps(means: ArrayLike, variances: ArrayLike, y: ArrayLike) -> float:
         )
     if np.isnan(centres).any() or not (spreads >= 0).all():
         raise ValueError("means must not be NaN and variances must be 0 or more")
-    return float(crps_of(centres, spreads, observed).mean())
+    return float(crps_of(centres, spreads, observed, _shares(weights, len(centres))).mean())
 
 
-def crps_of(means: Floats, variances: Floats, y: Floats) -> Floats:
-    """CRPS of every entry: ``means`` and ``variances`` are ``(S, N, ...)``, ``y`` is ``(N, ...)``."""
+def _shares(weights: ArrayLike | None, draws: int) -> Floats | None:
+    """Checked weights of the draws."""
+    if weights is None:
+        return None
+    shares = np.asarray(weights, np.float64)
+    if shares.shape != (draws,) or not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-5:
+        raise ValueError(
+            f"weights have shape {shares.shape} and sum {shares.sum():g}; expected ({draws},), one for each "
+            f"draw, 0 or more, with sum 1"
+        )
+    return shares
+
+
+def crps_of(means: Floats, variances: Floats, y: Floats, weights: Floats | None = None) -> Floats:
+    """CRPS of every entry: ``means``, ``variances`` ``(S, N, ...)``, ``y (N, ...)``, ``weights (S,)``."""
+    if weights is not None and (weights == 0).any():  # a draw of weight 0 counts for nothing
+        means, variances, weights = (part[weights > 0] for part in (means, variances, weights))
     draws = len(means)
     step = max(1, 2**18 // draws)
     flat, spread, target = means.reshape(draws, -1), variances.reshape(draws, -1), y.reshape(-1)
@@ -145,11 +161,13 @@ def crps_of(means: Floats, variances: Floats, y: Floats) -> Floats:
     for start in range(0, len(target), step):  # blocks keep the memory flat; the time is S^2 N / 2
         rows = slice(start, start + step)
         m, v = flat[:, rows], spread[:, rows]
-        scores[rows] = _mean_abs(target[rows] - m, v).mean(0)
-        pairs = _mean_abs(np.zeros_like(m), 2 * v).sum(0)
+        errors, own = _mean_abs(target[rows] - m, v), _mean_abs(np.zeros_like(m), 2 * v)
+        scores[rows] = errors.mean(0) if weights is None else weights @ errors
+        pairs = own.sum(0) if weights is None else weights**2 @ own
         for i in range(draws - 1):
-            pairs += 2 * _mean_abs(m[i + 1 :] - m[i], v[i + 1 :] + v[i]).sum(0)
-        scores[rows] -= pairs / (2 * draws**2)
+            apart = _mean_abs(m[i + 1 :] - m[i], v[i + 1 :] + v[i])
+            pairs += 2 * (apart.sum(0) if weights is None else weights[i] * (weights[i + 1 :] @ apart))
+        scores[rows] -= pairs / (2 * draws**2 if weights is None else 2)
     return scores.reshape(y.shape)
 
 

@@ -121,7 +121,7 @@ def test_damaged_files_are_told_with_the_path(tmp_path, damage):
             blob.unlink()
         case "binary json":
             path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"x\.json or the tensors that it names are damaged"):
+    with pytest.raises(ValueError, match=r"x\.json (is|names tensors that are) damaged"):
         read_pair(tmp_path, "x")
 
 

@@ -5,24 +5,31 @@ from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
 from .likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from .loading import load
 from .methods import (
     IVON,
     MAP,
+    ByEvidence,
     DeepEnsemble,
     DirectionPrecision,
+    Equal,
     GGNDirections,
+    Given,
     MCDropout,
     MeanField,
+    Mixture,
     Precise,
     RandomDirections,
     RankOne,
+    Stacked,
 )
 from .methods.mean_field import Gradient
 from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
+from .mixture_posterior import MixturePosterior
 from .model import Model
 from .nn import factorize, merge
-from .posterior import Posterior, load
+from .posterior import Posterior
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
 
@@ -34,21 +41,26 @@ __all__ = [
     "MAP",
     "Bernoulli",
     "BernoulliPredictive",
+    "ByEvidence",
     "Categorical",
     "CategoricalPredictive",
     "DeepEnsemble",
     "Diagnosis",
     "DirectionPrecision",
+    "Equal",
     "Evaluation",
     "Family",
     "GGNDirections",
     "Gaussian",
     "GaussianPredictive",
+    "Given",
     "Gradient",
     "HeteroscedasticGaussian",
     "Laplace",
     "MCDropout",
     "MeanField",
+    "Mixture",
+    "MixturePosterior",
     "Model",
     "Normal",
     "PerParameter",
@@ -58,6 +70,7 @@ __all__ = [
     "RankOne",
     "ScaleMixture",
     "Schedule",
+    "Stacked",
     "TrainingDiverged",
     "VariationalModule",
     "diagnose",

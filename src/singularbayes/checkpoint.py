@@ -18,7 +18,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-__all__ = ["read_pair", "write_json", "write_pair", "write_text"]
+__all__ = ["read_json", "read_pair", "write_json", "write_pair", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -73,6 +73,20 @@ def write_pair(
             stale.unlink(missing_ok=True)
 
 
+def read_json(folder: str | Path, stem: str) -> dict[str, Any]:
+    """Read the object that :func:`write_json` wrote to ``stem.json``; errors: see :func:`read_pair`."""
+    path = Path(folder) / f"{stem}.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no {stem}.json in {Path(folder)}: nothing was saved there")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    return content
+
+
 def read_pair(folder: str | Path, stem: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Read what :func:`write_pair` wrote.
 
@@ -80,12 +94,9 @@ def read_pair(folder: str | Path, stem: str) -> tuple[dict[str, torch.Tensor], d
         FileNotFoundError: no such file; the message names the path that was looked at.
         ValueError: a file that is not what it should be.
     """
-    path = Path(folder) / f"{stem}.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no {stem}.json in {Path(folder)}: nothing was saved there")
+    content = read_json(folder, stem)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        tensors = safetensors.torch.load_file(path.parent / content.pop("tensors"))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} or the tensors that it names are damaged: {error}") from error
+        tensors = safetensors.torch.load_file(Path(folder) / content.pop("tensors"))
+    except (ValueError, KeyError, TypeError, OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{Path(folder) / stem}.json names tensors that are damaged: {error}") from error
     return tensors, content

@@ -113,7 +113,7 @@ def method_flags() -> dict[str, list[str]]:
     from .recipes import flag_fields
 
     fields = {method.__name__: flag_fields(method()) for method in ALL}
-    shared = [name for name in fields[ALL[0].__name__] if all(name in own for own in fields.values())]
+    shared = [name for name in fields[ALL[0].__name__] if all(name in own for own in fields.values() if own)]
     rest = {name: [f for f in own if f not in shared] for name, own in fields.items()}
     return {"all": shared} | {name: own for name, own in rest.items() if own}
 

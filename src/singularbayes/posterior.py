@@ -6,13 +6,10 @@ It holds a private network, a distribution over its flat vector, and a likelihoo
 from __future__ import annotations
 
 import copy
-import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,6 +25,7 @@ from .parameters import Layout
 from .predictive import Predictive
 from .random import generator
 from .stacked import Workspace
+from .temperature import best_temperature
 
 __all__ = ["Posterior", "load"]
 
@@ -82,6 +80,11 @@ class Posterior:
         return (
             f"Posterior({method}, {kind}, {self.layout.size} entries, {type(self.likelihood).__name__}{at})"
         )
+
+    @property
+    def support(self) -> int | None:
+        """How many distinct draws there are; ``None`` where there is no end of them."""
+        return self.distribution.support
 
     # Draws
 
@@ -243,8 +246,7 @@ class Posterior:
         """
         if draws < 1:
             raise ValueError(f"draws must be at least 1, got {draws}")
-        support = self.distribution.support
-        count = draws if support is None else min(draws, support)
+        count = draws if self.support is None else min(draws, self.support)
         inputs = self._inputs(x)
         learned = self.layout.of_kind("likelihood")
         start = learned[0].start if learned else self.layout.trained
@@ -296,27 +298,16 @@ class Posterior:
             raise ValueError("calibration needs labels: pass (X, y)")
         base = self.likelihood.with_temperature(1.0)
         plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
-        rows = plain.draw(min(draws, self.distribution.support or draws), seed)
+        rows = plain.draw(min(draws, self.support or draws), seed)
         outputs = plain.functions(rows, held.x).double()  # float32 leaves the flat valley's floor open
         numbers = self.layout.likelihood_views(rows)
         labels = base.labels(outputs.shape[1:], held.y.to(self.device))
 
-        def nll(log_temperature: float) -> float:
-            tempered = base.with_temperature(math.exp(log_temperature))
+        def nll(temperature: float) -> float:
+            tempered = base.with_temperature(temperature)
             return -tempered.predictive(outputs, numbers).log_prob(labels).double().mean().item()
 
-        widest = 1e4 if base.task == "gaussian" else 50.0
-        low, high = -math.log(widest), math.log(widest)
-        best = _golden(nll, low, high)
-        temperature = math.exp(best)
-        if min(best - low, high - best) < 1e-3:
-            warnings.warn(
-                f"the calibration temperature ran to its bound {temperature:.3g} and stays at 1: the "
-                f"validation labels are all predicted right, or the model has no signal; use more "
-                f"validation data",
-                stacklevel=2,
-            )
-            temperature = 1.0
+        temperature = best_temperature(nll, base.task)
         info = {**self.info, "temperature": temperature}
         return Posterior(
             copy.deepcopy(self.network),
@@ -352,27 +343,6 @@ def _shape_of_a_row(x: Any) -> Any:
     if isinstance(x, Mapping):
         return tuple((name, _shape_of_a_row(value)) for name, value in sorted(x.items()))
     return tuple(map(_shape_of_a_row, x)) if isinstance(x, tuple) else tuple(x.shape[1:])
-
-
-def _golden(function: Any, low: float, high: float) -> float:
-    """Minimum of a function with one valley: a coarse grid, then golden sections."""
-    grid = np.linspace(low, high, 25)
-    values = [function(float(point)) for point in grid]
-    best = int(np.argmin(values))
-    a, b = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    ratio = (math.sqrt(5) - 1) / 2
-    c, d = b - ratio * (b - a), a + ratio * (b - a)
-    at_c, at_d = function(c), function(d)
-    while b - a > 1e-8:
-        if at_c <= at_d:
-            b, d, at_d = d, c, at_c
-            c = b - ratio * (b - a)
-            at_c = function(c)
-        else:
-            a, c, at_c = c, d, at_d
-            d = a + ratio * (b - a)
-            at_d = function(d)
-    return (a + b) / 2
 
 
 def load(folder: str | Path, network: nn.Module, likelihood: Likelihood | None = None) -> Posterior:

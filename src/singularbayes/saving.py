@@ -21,7 +21,7 @@ from .likelihoods import Likelihood
 from .nn.masks import MaskedDropout
 from .parameters import Layout, owner
 
-__all__ = ["FORMAT", "Parts", "read", "write"]
+__all__ = ["FORMAT", "Parts", "plain", "read", "write"]
 
 FORMAT = 1
 _STEM = "posterior"
@@ -58,17 +58,17 @@ def write(folder: str | Path, parts: Parts) -> None:
         "layout": layout.to_dict(),
         "dropout": masked,
         "network": repr(network),
-        "info": _plain(info),
+        "info": plain(info),
     }
     checkpoint.write_pair(folder, _STEM, {**tensors, **rest}, content)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Plain JSON types of an info value."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         return value.item()
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

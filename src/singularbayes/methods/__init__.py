@@ -6,21 +6,28 @@ from .ivon import IVON
 from .map import MAP
 from .mc_dropout import MCDropout
 from .mean_field import MeanField
+from .mixture import Mixture
+from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .precise import Precise
 from .rank_one import RankOne
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision)
+ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision, Mixture)
 
 __all__ = [
     "ALL",
     "IVON",
     "MAP",
+    "ByEvidence",
     "DeepEnsemble",
     "DirectionPrecision",
+    "Equal",
     "GGNDirections",
+    "Given",
     "MCDropout",
     "MeanField",
+    "Mixture",
     "Precise",
     "RandomDirections",
     "RankOne",
+    "Stacked",
 ]

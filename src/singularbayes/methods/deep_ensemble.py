@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..model import Model, check_model
 from ..posterior import Posterior
 from ..random import derive, forked
 from .map import MAP
+from .members import Job, check_executor, fit_all
 
 __all__ = ["DeepEnsemble", "reinitialized"]
 
@@ -68,18 +69,6 @@ def _join(path: str, leaf: str) -> str:
     return f"{path}.{leaf}" if path else leaf
 
 
-def _fit_member(
-    member: Any,
-    model: Model,
-    data: Any,
-    validation: Any,
-    seed: int,
-    checkpoint: Path | None,
-    progress: bool | None,
-) -> Posterior:
-    return member.fit(model, data, validation, seed=seed, checkpoint=checkpoint, progress=progress)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble:
     """``members`` independent fits of ``member``, each from its own initial weights, in its own data order.
@@ -110,11 +99,7 @@ class DeepEnsemble:
             raise ValueError(f"members must be a whole number of at least 1, got {self.members!r}")
         if not hasattr(self.member, "fit"):
             raise TypeError(f"member must be a method such as MAP(), got {type(self.member).__name__}")
-        if isinstance(self.executor, ThreadPoolExecutor):
-            raise TypeError(
-                "threads share torch's global random state, so members would not be reproducible; use a "
-                "ProcessPoolExecutor"
-            )
+        check_executor(self.executor)
 
     def fit(
         self,
@@ -133,13 +118,8 @@ class DeepEnsemble:
             own = derive(seed, "member", number)
             start = reinitialized(model, own) if self.reinitialize else model
             folder = None if checkpoint is None else Path(checkpoint) / f"member-{number}"
-            jobs.append((self.member, start, train, validation, own, folder, progress))
-        if self.executor is None:
-            fitted = [_fit_member(*job) for job in jobs]
-        else:
-            futures = [self.executor.submit(_fit_member, *job) for job in jobs]
-            fitted = [future.result() for future in futures]
-        return _joined(fitted, type(self).__name__, seed)
+            jobs.append(Job(self.member, start, train, validation, own, folder, progress))
+        return _joined(fit_all(jobs, self.executor), type(self).__name__, seed)
 
 
 def _joined(fitted: list[Posterior], name: str, seed: int) -> Posterior:

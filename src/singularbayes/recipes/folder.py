@@ -14,7 +14,7 @@ from torch import nn
 
 from ..diagnosis import diagnose
 from ..evaluation import Evaluation
-from ..posterior import load
+from ..loading import load
 from ..random import forked
 from ..report import Entry, Report, standard_panels, write
 from ..report.tables import Table, main_table

@@ -16,34 +16,55 @@ from .recipe import Plan
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
 _METHODS = ("member", "point")  # fields that hold a method themselves
-# objects; no text on a command line is one
-_NOT_FLAGS = {"directions", "executor", "network", "convert", *_METHODS}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 
 def flag_fields(method: Any) -> list[str]:
     """The fields of a method, then of the methods in it, that a text can set."""
-    fields = [name for part in _parts(method) for name in part.__dataclass_fields__]
-    return [name for name in dict.fromkeys(fields) if name not in _NOT_FLAGS]
+    return list(dict.fromkeys(name for part in _parts(method) for name in _settable(part)))
+
+
+def _settable(method: Any) -> dict[str, tuple[Any, ...]]:
+    """Its own fields that a text can set, with their kinds: no text is an object."""
+    hints = typing.get_type_hints(type(method))
+    kinds = {name: _kinds(hints[name]) for name in method.__dataclass_fields__}
+    return {
+        name: found
+        for name, found in kinds.items()
+        if any(isinstance(kind, type) and issubclass(kind, int | float | str) for kind in found)
+    }
 
 
 def _parts(method: Any) -> list[Any]:
     """A method and those that it holds."""
-    return [method, *(getattr(method, name) for name in _METHODS if hasattr(method, name))]
+    return [method, *(getattr(method, name) for name in _METHODS if hasattr(method, name)), *_members(method)]
+
+
+def _members(method: Any) -> list[Any]:
+    """The methods of a mixture, those with a model of their own too; no fitted posteriors."""
+    members = getattr(method, "members", ())
+    found = [m[-1] if isinstance(m, tuple) else m for m in (members if isinstance(members, tuple) else ())]
+    return [member for member in found if _is_method(member)]
+
+
+def _is_method(member: Any) -> bool:
+    return hasattr(member, "__dataclass_fields__")
 
 
 def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
     """The plan with those fields changed that its method, or a method in it, has."""
 
     def changed(method: Any) -> Any:
-        fields = method.__dataclass_fields__
-        hints = typing.get_type_hints(type(method))
+        fields, settable = method.__dataclass_fields__, _settable(method)
         known = {
-            key: _chosen(key, value, _kinds(hints[key]))
-            for key, value in overrides.items()
-            if key in fields and key not in _NOT_FLAGS
+            key: _chosen(key, value, settable[key]) for key, value in overrides.items() if key in settable
         }
         known |= {name: changed(getattr(method, name)) for name in _METHODS if name in fields}
+        if _members(method):
+            known["members"] = tuple(
+                (m[0], changed(m[1])) if isinstance(m, tuple) else changed(m) if _is_method(m) else m
+                for m in method.members
+            )
         return replace(method, **known)
 
     return replace(plan, method=changed(plan.method))
@@ -58,8 +79,7 @@ def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> 
     kinds: dict[str, tuple[Any, ...]] = {}
     for plan in plans.values():
         for method in _parts(plan.method):
-            hints = typing.get_type_hints(type(method))
-            kinds |= {key: _kinds(hints[key]) for key in method.__dataclass_fields__ if key not in _NOT_FLAGS}
+            kinds |= _settable(method)
     for key, value in overrides.items():
         if key not in kinds:
             known = ", ".join(sorted(kinds))

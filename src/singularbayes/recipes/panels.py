@@ -55,7 +55,7 @@ def _distance(splits: Splits, runs: Mapping[str, Run]) -> list[Panel]:
     uncertainty = {
         name: np.concatenate([run.evaluation.sets[key].scores[run.evaluation.score] for key in sets])
         for name, run in runs.items()
-        if run.posterior.distribution.support != 1
+        if run.posterior.support != 1
     }
     if not uncertainty:  # point estimates alone
         return []
@@ -77,6 +77,8 @@ def _distance(splits: Splits, runs: Mapping[str, Run]) -> list[Panel]:
 def _correlation(runs: Mapping[str, Run]) -> list[Panel]:
     matrices = {}
     for name, run in runs.items():
+        if not isinstance(run.posterior, Posterior):  # a mixture has no layer of its own
+            continue
         layer = "2" if "2" in dict(run.posterior.network.named_modules()) else "0"
         if run.posterior.distribution.kind == "diagonal_gaussian":
             matrix = layer_correlation(run.posterior, layer)

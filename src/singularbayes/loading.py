@@ -48,6 +48,9 @@ def load(
         raise ValueError(
             f"{folder} holds a mixture of format {content.get('format')!r}, this version reads {FORMAT}"
         )
+    lacks = [key for key in ("members", "weights", "temperature", "info") if key not in content]
+    if lacks:
+        raise ValueError(f"{Path(folder) / STEM}.json is damaged: it has no {lacks[0]!r}")
     names = content["members"]
     networks = [network] * len(names) if isinstance(network, nn.Module) else list(network)
     likelihoods = [None] * len(names) if likelihood is None else likelihood

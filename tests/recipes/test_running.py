@@ -145,6 +145,20 @@ def test_overrides_reach_the_members_of_an_ensemble(tmp_path):
     assert posterior.info["epochs"] == 1
 
 
+def test_a_mixture_runs_is_calibrated_reported_and_opened_as_any_method(tmp_path):
+    mixture = sb.Mixture(members=(POINT, sb.MeanField(epochs=1)), weights=sb.Stacked(draws=4))
+    plans = {"Mixture": Plan(network=low, prior=sb.Normal(), method=mixture, uses_validation=True)}
+    recipe = replace(RECIPE, plans=plans)
+    folder = run_recipe(recipe, tmp_path / "out", overrides={"epochs": 1}, bootstrap=5)
+    (run,) = folder.runs
+    assert [member.info["epochs"] for member in run.posterior.members] == [1, 1]
+    assert run.temperature == run.posterior.likelihood.temperature
+    assert "Mixture" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    (again,) = run_recipe(recipe, tmp_path / "out", overrides={"epochs": 1}, bootstrap=5, resume=True).runs
+    x = load(None, 0).test[0]
+    assert torch.equal(again.posterior.predict(x).log_probs, run.posterior.predict(x).log_probs)
+
+
 def test_a_finished_folder_opens_again(finished):
     opened = open_folder(finished.path, {"tiny": RECIPE})
     assert [(r.name, r.seed) for r in opened.runs] == [(r.name, r.seed) for r in finished.runs]

@@ -1,7 +1,9 @@
 """Deep ensembles: members from starts of their own, equal weights, the same numbers in any executor."""
 
+import itertools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -34,6 +36,60 @@ def test_members_differ_in_start_and_in_order():
     one, two = same_start.fit(model_of(nn.Sequential(nn.Linear(3, 2))), (X, Y)).draw(2)
     assert not torch.equal(one, two), "orders differ"
     assert (one - two).abs().max() < 0.05
+
+
+@dataclass(frozen=True)
+class Noting:
+    """A member that notes how it starts, and the order of the rows in each of its steps."""
+
+    starts: list[Tensor]
+    orders: list[list[float]]
+    seed: int | None = None  # in place of the ensemble's
+
+    def fit(self, model: sb.Model, data, validation=None, *, seed, checkpoint=None, progress=None):
+        self.starts.append(model.network[0].weight.detach().clone())
+        order: list[float] = []
+        self.orders.append(order)
+        watched = nn.Sequential(Watch(order), *model.network)
+        seed = seed if self.seed is None else self.seed
+        return sb.MAP(epochs=2, batch_size=8).fit(sb.Model(watched, model.likelihood), data, seed=seed)
+
+
+class Watch(nn.Module):
+    """Notes the first column of what it sees in training; copies note in the same list."""
+
+    def __init__(self, order: list[float]) -> None:
+        super().__init__()
+        self.order = order
+
+    def __deepcopy__(self, memo: dict) -> "Watch":
+        return Watch(self.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.order.extend(x[:, 0].tolist())
+        return x
+
+
+def starts_and_orders(**settings) -> tuple[bool, bool]:
+    """Whether all members of an ensemble of four start apart, and whether all see another order."""
+    seed, reinitialize = settings.get("seed"), settings.get("reinitialize", True)
+    member = Noting([], [], seed)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    sb.DeepEnsemble(members=4, member=member, reinitialize=reinitialize).fit(model_of(network), (X, Y))
+    rows = sorted(X[:, 0].tolist())
+    for order in member.orders:  # each epoch holds every row once
+        assert sorted(order[:40]) == sorted(order[40:80]) == pytest.approx(rows)
+    pairs = list(itertools.combinations(range(4), 2))
+    apart = all((member.starts[i] - member.starts[j]).abs().max() > 0.05 for i, j in pairs)
+    shuffled = all(member.orders[i] != member.orders[j] for i, j in pairs)
+    return apart, shuffled
+
+
+def test_all_members_have_starts_and_data_orders_of_their_own():
+    assert starts_and_orders() == (True, True)
+    assert starts_and_orders(seed=0) == (True, False)  # mutant: one data order for all
+    assert starts_and_orders(reinitialize=False) == (False, True)  # mutant: one start for all
 
 
 def test_the_prediction_is_the_mean_over_members_of_their_own_networks():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import singularbayes as sb
 from singularbayes import KL
-from singularbayes.distributions import DiagonalGaussian, MixtureDistribution
+from singularbayes.distributions import DiagonalGaussian, MixtureDistribution, StoredDraws
 from singularbayes.methods.learner import Bound
 from singularbayes.methods.rank_one import BuildRankOne, RankOneLearner, restricted
 from singularbayes.nn import RankOneLinear, rank_one
@@ -105,6 +105,8 @@ STEPS = {
     "three components, mixture": (MIXTURE, {"components": 3}),
     "an example each": (sb.Normal(0.1), {"per_example": True}),
     "an example each, of three": (MIXTURE, {"per_example": True, "components": 3}),
+    "points": (MIXTURE, {"initial_std": 0, "components": 3}),
+    "points, an example each": (MIXTURE, {"initial_std": 0, "components": 3, "per_example": True}),
 }
 
 
@@ -156,7 +158,10 @@ def test_the_step_is_autograds_gradient_of_the_objective(name):
     vector = learner.vector.detach().clone().requires_grad_()
     b, trained, count = layout.belief, layout.trained, method.components
     means = [vector[:b], *vector[trained : trained + (count - 1) * b].view(count - 1, b)]
-    sigmas = nn.functional.softplus(vector[trained + (count - 1) * b :].view(count, b))
+    points = method.initial_std == 0
+    rho = vector[trained + (count - 1) * b :]
+    sigmas = torch.zeros(count, b, dtype=rho.dtype) if points else nn.functional.softplus(rho.view(count, b))
+    assert len(rho) == (0 if points else count * b)
 
     def output(w: Tensor, rows: Tensor) -> Tensor:
         row = torch.cat([w, vector[b:trained]])
@@ -169,7 +174,7 @@ def test_the_step_is_autograds_gradient_of_the_objective(name):
             for slot in layout.of_kind("belief"):
                 part = slice(slot.start, slot.stop)
                 drawn = examples._drawn[slot.name][i].detach()
-                noise[part] = ((drawn - means[k][part]) / sigmas[k][part]).detach()
+                noise[part] = 0 if points else ((drawn - means[k][part]) / sigmas[k][part]).detach()
             outputs.append(output(means[k] + sigmas[k] * noise, x[i : i + 1]))
         outputs, active = torch.cat(outputs), range(count)
         assert len(set(examples._component.tolist())) == count
@@ -177,7 +182,7 @@ def test_the_step_is_autograds_gradient_of_the_objective(name):
         (k,) = active = learner.active
         outputs = output(means[k] + sigmas[k] * learner.noise[k], x)
     loss = model.likelihood.loss(outputs, y, {})
-    for k in active:
+    for k in () if points else active:
         w = means[k] + sigmas[k] * learner.noise[k]
         loss = loss + weight / len(active) * kl_of(prior, method.estimator(prior), means[k], sigmas[k], w)
     (expected,) = torch.autograd.grad(loss, vector)
@@ -364,10 +369,13 @@ def test_components_start_apart_share_the_rest_and_are_dealt_in_turn():
     assert alone.variance[:b].sqrt().allclose(torch.tensor(0.1))
 
 
+BATCH_ENSEMBLE = {"components": 3, "initial_std": 0, "per_example": True}
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"components": 3}, {"components": 2, "per_example": True}],
-    ids=["one", "mixture", "an example each"],
+    [{}, {"components": 3}, {"components": 2, "per_example": True}, BATCH_ENSEMBLE],
+    ids=["one", "mixture", "an example each", "BatchEnsemble"],
 )
 def test_the_contract_of_every_method_holds(settings):
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(7)) * torch.tensor([1.0, 10.0, 0.1, 1.0])
@@ -383,6 +391,71 @@ def test_other_methods_keep_their_contract_on_rank_one_layers(method):
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(7))
     data = (x, (x[:, 0] > 0).long())
     assert len(check_method(method, network=network(), likelihood=sb.Categorical(), data=data)) == 12
+
+
+# BatchEnsemble
+
+
+def test_batch_ensemble_is_published_members_that_share_all_but_s_and_t():
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(7))
+    y = (x[:, 0] > 0).long() + (x[:, 3] > 0.5).long()
+    model = sb.Model(network(), sb.Categorical(), prior=sb.Normal(1e-3))  # a prior that would show
+    method = sb.RankOne(epochs=60, batch_size=15, learning_rate=0.02, **BATCH_ENSEMBLE)
+    posterior = method.fit(model, (x, y))
+    found, b = posterior.distribution, posterior.layout.belief
+    assert isinstance(found, StoredDraws)
+    assert found.support == posterior.predict(x, draws=64).draws == 3
+    assert posterior.info["numbers"] == model.layout.belief + 2 * b  # one network, and s and t of two more
+    assert (found.draws[:, b:] == found.draws[0, b:]).all()
+    assert found.draws[:, :b].std(0).mean() > 0.2  # no KL pulls them together, or to the prior
+    views = posterior.layout.views(found.draws)
+    for k in range(3):  # arXiv 2002.06715: ((x o r) W) o s with r = 1 + t, s = 1 + s
+        h = x
+        for layer in ("0", "2"):
+            scale, gain = 1 + views[f"{layer}.t"][k], 1 + views[f"{layer}.s"][k]
+            h = torch.tanh((h * scale) @ views[f"{layer}.weight0"][k].T * gain + views[f"{layer}.bias"][k])
+        logits = h @ views["4.weight"][k].T + views["4.bias"][k]
+        expected = posterior.predict(x).log_probs[k]
+        torch.testing.assert_close(logits.log_softmax(-1), expected, rtol=0, atol=1e-5)
+        assert (logits.argmax(1) == y).float().mean() > 0.8  # every member has learned, not one alone
+
+
+def test_a_step_of_batch_ensemble_moves_every_member_and_one_draw_a_batch_moves_one():
+    model = restricted(sb.Model(network(), sb.Categorical()))
+    for settings, moved in ((BATCH_ENSEMBLE, 3), ({**BATCH_ENSEMBLE, "per_example": False}, 1)):
+        learner = learner_of(sb.RankOne(**settings), model)
+        learner.draw(torch.Generator().manual_seed(0))
+        model.likelihood.loss(learner.bound.network(torch.randn(12, 4)), torch.arange(12) % 3, {}).backward()
+        learner.finish(1.0, 1.0)
+        assert sum(bool(g.abs().max() > 0) for g in learner.g_means) == moved
+        assert learner.regulariser() == 0
+
+
+def test_members_start_about_one_or_at_random_signs():
+    model = restricted(sb.Model(network(), sb.Categorical()))
+    spread = learner_of(sb.RankOne(**{**BATCH_ENSEMBLE, "components": 60}), model)
+    factors = 1 + torch.stack(spread.means)
+    assert factors.mean().item() == pytest.approx(1, abs=4 * 0.5 / factors.numel() ** 0.5)  # 4 errors: 6e-5
+    assert factors.std().item() == pytest.approx(0.5, abs=4 * 0.5 / (2 * factors.numel()) ** 0.5)
+    signs = 1 + torch.stack(
+        learner_of(sb.RankOne(**{**BATCH_ENSEMBLE, "components": 60}, spread=None), model).means
+    )
+    assert (signs.abs() - 1).abs().max() < 1e-6
+    assert abs(signs.mean().item()) < 4 / signs.numel() ** 0.5
+    assert not torch.equal(signs[0], signs[1])
+    one = learner_of(sb.RankOne(initial_std=0, spread=None), model).means[0]
+    assert torch.equal(one, torch.zeros_like(one))
+
+
+def test_points_have_no_kl_to_set():
+    for setting in (
+        {"kl": KL.MONTE_CARLO},
+        {"kl_full": 2.0},
+        {"kl_start": 1.0, "kl_full": 2.0},
+        {"temperature": 0.5},
+    ):
+        with pytest.raises(ValueError, match="points, which have no KL"):
+            sb.RankOne(initial_std=0, **setting)
 
 
 @pytest.mark.parametrize("per_example", [False, True])
@@ -461,7 +534,7 @@ def test_a_collapsed_belief_is_warned_of():
         ({"components": 0}, "components must be a whole number"),
         ({"components": 2.0}, "components must be a whole number"),
         ({"validation_draws": 0}, "validation_draws"),
-        ({"initial_std": 0.0}, "initial_std"),
+        ({"initial_std": -0.1}, "initial_std"),
         ({"spread": -1.0}, "spread"),
         ({"kl_start": 3.0, "kl_full": 2.0}, "warm-up"),
         ({"per_example": True, "compile": True}, "cannot be compiled"),

@@ -10,8 +10,12 @@ for K = 1 the negative ELBO, for K > 1 an upper bound of it that is loose by at 
 convex). A step is an unbiased estimate of it: one draw of one component for the whole batch, or, with
 ``per_example``, a draw for each example with the examples dealt to all components.
 
+With ``initial_std=0`` the components are points, ``q = 1/K sum_k delta(s_k, t_k)``, and there is no KL: what
+is minimised is ``1/K sum_k mean batch NLL_k``, BatchEnsemble.
+
 References:
     Dusenberry et al. 2020, arXiv 2005.07186, sections 3 and 4 (mixtures; a draw for each example).
+    Wen et al. 2020, arXiv 2002.06715, section 3 (BatchEnsemble).
     arXiv 2602.00387, section 5 (the rank-1 baseline: K = 1, scale mixture prior).
 """
 
@@ -28,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..distributions import DiagonalGaussian, MixtureDistribution, positive
+from ..distributions import DiagonalGaussian, MixtureDistribution, StoredDraws, positive
 from ..divergence import KL, Family, bound_gradient, estimator_for, log_density
 from ..divergence import bound as kl_bound
 from ..model import BlockPrior, Model, check_model
@@ -98,7 +102,10 @@ class ExampleDraws:
 
 
 class RankOneLearner:
-    """The trained vector is ``[mean of component 0 | points | means of the others | rho of all]``."""
+    """The trained vector is ``[mean of component 0 | points | means of the others | rho of all]``.
+
+    Components that are points have no rho.
+    """
 
     draws = 1
 
@@ -114,21 +121,36 @@ class RankOneLearner:
         for mean in self.means:
             mean.copy_(start[: self.beliefs])
             if count > 1:
-                mean.add_(torch.empty_like(mean).normal_(generator=source), alpha=method.spread)
-        self.rho.fill_(method.initial_std + math.log(-math.expm1(-method.initial_std)))
-        self.sigma = positive(self.rho)
-        self.noise = torch.zeros_like(self.rho)
+                self._move_apart(mean, source)
+        self.points = method.initial_std == 0
+        if not self.points:
+            self.rho.fill_(method.initial_std + math.log(-math.expm1(-method.initial_std)))
+        self.noise = torch.zeros(count, self.beliefs, dtype=start.dtype, device=start.device)
+        self.sigma = self._widths()
         self.active = list(range(count))
         self.examples: ExampleDraws | None = None
-        self.estimators = [(b, prior, method.estimator(prior)) for b, prior in bound.model.prior_blocks]
+        blocks = () if self.points else bound.model.prior_blocks
+        self.estimators = [(b, prior, method.estimator(prior)) for b, prior in blocks]
         if method.per_example:
             self._draw_for_each_example()
 
     def _parts(self, flat: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Views of a flat vector: the mean of each component, and the rhos ``(K, belief)``."""
+        """Views of a flat vector: the mean of each component, and the rhos ``(K, belief)``, if any."""
         first, rest = flat[: self.beliefs], flat[self.trained :].view(-1, self.beliefs)
-        others = len(rest) // 2  # K - 1 means, then K rhos
+        others = self.method.components - 1
         return [first, *rest[:others]], rest[others:]
+
+    def _move_apart(self, mean: Tensor, source: torch.Generator) -> None:
+        """A start of its own for one component: noise, or a random sign of every ``1 + s`` and ``1 + t``."""
+        noise = torch.empty_like(mean).normal_(generator=source)
+        if self.method.spread is None:
+            mean.copy_((1 + mean) * noise.sign() - 1)
+        else:
+            mean.add_(noise, alpha=self.method.spread)
+
+    def _widths(self) -> Tensor:
+        """Standard deviations ``(K, belief)``, 0 of points."""
+        return torch.zeros_like(self.noise) if self.points else positive(self.rho)
 
     def _draw_for_each_example(self) -> None:
         """Let the private copy's layers see a draw for each example in training."""
@@ -149,7 +171,7 @@ class RankOneLearner:
 
     @torch.no_grad()
     def draw(self, noise: torch.Generator) -> None:
-        self.sigma = positive(self.rho)
+        self.sigma = self._widths()
         own, count = self.bound.w[: self.beliefs], len(self.means)
         if self.trained > self.beliefs:
             self.bound.w[self.beliefs :].copy_(self.vector[self.beliefs : self.trained])
@@ -178,6 +200,8 @@ class RankOneLearner:
                 by_mean[k][block].add_(pulls[0], alpha=weight)
                 by_sigma[k][block].add_(pulls[1], alpha=weight)
             self.g_means[k].copy_(by_mean[k])
+            if self.points:
+                continue
             torch.mul(by_sigma[k], -torch.expm1(-self.sigma[k]), out=self.g_rho[k])
 
     def _of_the_data(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
@@ -204,7 +228,7 @@ class RankOneLearner:
     @torch.no_grad()
     def regulariser(self) -> float:
         """Mean over the components of the KL in nats, at their last draws where it is estimated."""
-        total, sigma = 0.0, positive(self.rho).double()
+        total, sigma = 0.0, self._widths().double()
         for block, prior, kl in self.estimators:
             mean, scale = torch.stack(self.means)[:, block].double(), sigma[:, block]
             if kl is KL.MONTE_CARLO:
@@ -218,10 +242,13 @@ class RankOneLearner:
     def facts(self) -> dict[str, Any]:
         return {}
 
-    def distribution(self) -> DiagonalGaussian | MixtureDistribution:
+    def distribution(self) -> DiagonalGaussian | MixtureDistribution | StoredDraws:
+        rest = self.vector[self.beliefs : self.trained]
+        rows = [self.bound.row(torch.cat([mean, rest]).detach()) for mean in self.means]
+        if self.points:
+            return StoredDraws(torch.stack(rows))
         parts = []
-        for mean, rho in zip(self.means, self.rho, strict=True):
-            row = self.bound.row(torch.cat([mean, self.vector[self.beliefs : self.trained]]).detach())
+        for row, rho in zip(rows, self.rho, strict=True):
             std = F.pad(positive(rho).to(row.dtype), (0, len(row) - self.beliefs))
             parts.append(DiagonalGaussian(row, std))
         return parts[0] if len(parts) == 1 else MixtureDistribution(tuple(parts))
@@ -235,7 +262,8 @@ class BuildRankOne:
     seed: int
 
     def size(self, model: Model) -> int:
-        return model.layout.trained + (2 * self.method.components - 1) * model.layout.belief
+        vectors = (1 if self.method.initial_std == 0 else 2) * self.method.components  # means, rhos
+        return model.layout.trained + (vectors - 1) * model.layout.belief
 
     def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> RankOneLearner:
         return RankOneLearner(self.method, self.seed, bound, start, gradient)
@@ -246,9 +274,10 @@ class RankOne(Training):
     """Rank-one VI on a network with ``RankOneLinear`` layers (``sb.nn.rank_one`` makes them).
 
     The prior of the model is on ``s`` and ``t``: ``ScaleMixture()`` with one component is the baseline of
-    arXiv 2602.00387; ``Normal(0.1)`` with ``components=4, per_example=True`` is Dusenberry's. Everything else
-    that the model trains is a point estimate without a prior; ``Model(bayesian=["*.s", "*.t"])`` leaves it
-    frozen.
+    arXiv 2602.00387; ``Normal(0.1)`` with ``components=4, per_example=True`` is Dusenberry's;
+    ``components=4, initial_std=0, per_example=True`` is BatchEnsemble: every step moves all members, each by
+    its share of the batch, and the posterior is the ``K`` members. Everything else that the model trains is a
+    point estimate without a prior; ``Model(bayesian=["*.s", "*.t"])`` leaves it frozen.
 
     In prediction one draw is one function, whatever ``per_example``; draws go round the components. It is not
     a low-rank weight (``W`` has the rank of ``W0``), and statistics of normalisation layers are shared by the
@@ -258,9 +287,10 @@ class RankOne(Training):
         components: ``K`` Gaussians in the mixture.
         per_example: in training, a draw for each example: gradients of less variance, the authors' way. Needs
             the batch as the first axis at each rank-one layer.
-        initial_std: start standard deviation of ``s`` and ``t``, that is relative to the weights.
-        spread: standard deviation of the components' starts about the network's own ``s`` and ``t``; one
-            component starts there exactly.
+        initial_std: start standard deviation of ``s`` and ``t``, that is relative to the weights. 0 makes
+            them points that stay points, without noise, prior and KL.
+        spread: standard deviation of the components' starts about the network's own ``s`` and ``t``; ``None``
+            gives every ``1 + s`` and ``1 + t`` a random sign instead. One component starts there exactly.
         kl: estimator of the KL: ``closed`` (Normal and Laplace priors), ``monte_carlo`` (one sample; any
             prior), ``bound`` (deterministic upper bound). ``None``: closed where it exists, else Monte Carlo.
         kl_start: epochs without KL at the start.
@@ -280,7 +310,7 @@ class RankOne(Training):
     components: int = 1
     per_example: bool = False
     initial_std: float = 0.1
-    spread: float = 0.5
+    spread: float | None = 0.5
     kl: KL | None = None
     kl_start: float = 0.0
     kl_full: float = 0.0
@@ -290,9 +320,14 @@ class RankOne(Training):
         super().__post_init__()
         object.__setattr__(self, "kl", None if self.kl is None else KL(self.kl))
         check_whole(components=self.components, validation_draws=self.validation_draws)
-        if not (self.initial_std > 0 and math.isfinite(self.initial_std)):
-            raise ValueError(f"initial_std must be positive and finite, got {self.initial_std}")
-        if not (self.spread >= 0 and math.isfinite(self.spread)):
+        if not (self.initial_std >= 0 and math.isfinite(self.initial_std)):
+            raise ValueError(f"initial_std must be 0 or positive, and finite, got {self.initial_std}")
+        if self.initial_std == 0 and (self.kl or self.kl_start or self.kl_full or self.temperature != 1):
+            raise ValueError(
+                "initial_std=0 makes s and t points, which have no KL: leave kl, kl_start, kl_full and "
+                "temperature at their defaults"
+            )
+        if self.spread is not None and not (self.spread >= 0 and math.isfinite(self.spread)):
             raise ValueError(f"spread must be 0 or positive, and finite, got {self.spread}")
         check_warm_up(self.kl_start, self.kl_full)
         if self.per_example and self.compile:
@@ -329,8 +364,9 @@ class RankOne(Training):
         """
         check_model(model)
         own = restricted(model)
-        for _, prior in own.prior_blocks:
-            self.estimator(prior)  # refused before any work
+        if self.initial_std > 0:
+            for _, prior in own.prior_blocks:
+                self.estimator(prior)  # refused before any work
         build = BuildRankOne(self, seed)
         posterior = fit_learner(
             own,
@@ -344,6 +380,8 @@ class RankOne(Training):
             validation_draws=self.validation_draws,
             facts={"method": type(self).__name__, "numbers": build.size(own)},
         )
+        if self.initial_std == 0:
+            return posterior
         advice = "raise temperature or initial_std, or check that the KL is on (kl_start)"
         warn_if_collapsed(posterior, advice, size=1.0)  # s and t multiply: 1 is the weight itself
         return posterior

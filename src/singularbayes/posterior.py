@@ -6,18 +6,16 @@ It holds a private network, a distribution over its flat vector, and a likelihoo
 from __future__ import annotations
 
 import copy
-import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from . import distributions, saving
+from .calibration import Calibration, Temperature, uncalibrated
 from .data import as_inputs, as_source, batch_size_of, gather, take, to_device
 from .distributions import StoredDraws
 from .functions import call, evaluate, way_for
@@ -270,61 +268,40 @@ class Posterior:
             for s in slots
         }
 
-    def calibrate(self, validation: Any, draws: int = 64, seed: int = 0) -> Posterior:
-        """A new posterior with the temperature that minimises the validation NLL of the mixture.
+    def calibrate(
+        self, validation: Any, by: Calibration | None = None, draws: int = 64, seed: int = 0
+    ) -> Posterior:
+        """A new posterior, calibrated on validation data: the same draws, another likelihood.
 
-        For classification logits are divided by it (each draw's, before averaging); for regression the
-        predictive variance is multiplied by it.
+        It starts from the uncalibrated likelihood, so that calibrating again replaces what was found before.
 
         Args:
             validation: ``(X, y)``, a Dataset or batches; not the test set.
+            by: :class:`.Temperature` (the default), :class:`.VectorScaling`, or :class:`.IsotonicIntervals`.
             draws: posterior draws.
             seed: of the draws.
 
         Raises:
+            TypeError: ``by`` is no calibration, or not one for this likelihood.
             ValueError: no labels.
 
         Warns:
-            UserWarning: the best temperature lies at the bound (1/50 or 50; 1e-4 or 1e4 for regression):
-                every label right, or no signal. The data then do not tell it, and it stays at 1.
-
-        References:
-            Guo et al. 2017, arXiv 1706.04599, section 4.2.
+            UserWarning: the data do not tell the calibration; see its class.
         """
+        by = Temperature() if by is None else by
+        if isinstance(by, type) or not isinstance(by, Calibration):
+            raise TypeError(f"by must be a calibration such as Temperature() or VectorScaling(), got {by!r}")
         held = gather(as_source(validation, self.dtype, takes_integers(self.network)))
         if held.y is None:
             raise ValueError("calibration needs labels: pass (X, y)")
-        base = self.likelihood.with_temperature(1.0)
+        base = uncalibrated(self.likelihood)
         plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
         rows = plain.draw(min(draws, self.distribution.support or draws), seed)
         outputs = plain.functions(rows, held.x).double()  # float32 leaves the flat valley's floor open
-        numbers = self.layout.likelihood_views(rows)
         labels = base.labels(outputs.shape[1:], held.y.to(self.device))
-
-        def nll(log_temperature: float) -> float:
-            tempered = base.with_temperature(math.exp(log_temperature))
-            return -tempered.predictive(outputs, numbers).log_prob(labels).double().mean().item()
-
-        widest = 1e4 if base.task == "gaussian" else 50.0
-        low, high = -math.log(widest), math.log(widest)
-        best = _golden(nll, low, high)
-        temperature = math.exp(best)
-        if min(best - low, high - best) < 1e-3:
-            warnings.warn(
-                f"the calibration temperature ran to its bound {temperature:.3g} and stays at 1: the "
-                f"validation labels are all predicted right, or the model has no signal; use more "
-                f"validation data",
-                stacklevel=2,
-            )
-            temperature = 1.0
-        info = {**self.info, "temperature": temperature}
-        return Posterior(
-            copy.deepcopy(self.network),
-            self.distribution,
-            base.with_temperature(temperature),
-            self.layout,
-            info,
-        )
+        likelihood = by.fit(base, outputs, self.layout.likelihood_views(rows), labels)
+        info = {**self.info, "temperature": likelihood.temperature, "calibration": type(by).__name__}
+        return Posterior(copy.deepcopy(self.network), self.distribution, likelihood, self.layout, info)
 
     # Files
 
@@ -352,27 +329,6 @@ def _shape_of_a_row(x: Any) -> Any:
     if isinstance(x, Mapping):
         return tuple((name, _shape_of_a_row(value)) for name, value in sorted(x.items()))
     return tuple(map(_shape_of_a_row, x)) if isinstance(x, tuple) else tuple(x.shape[1:])
-
-
-def _golden(function: Any, low: float, high: float) -> float:
-    """Minimum of a function with one valley: a coarse grid, then golden sections."""
-    grid = np.linspace(low, high, 25)
-    values = [function(float(point)) for point in grid]
-    best = int(np.argmin(values))
-    a, b = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    ratio = (math.sqrt(5) - 1) / 2
-    c, d = b - ratio * (b - a), a + ratio * (b - a)
-    at_c, at_d = function(c), function(d)
-    while b - a > 1e-8:
-        if at_c <= at_d:
-            b, d, at_d = d, c, at_c
-            c = b - ratio * (b - a)
-            at_c = function(c)
-        else:
-            a, c, at_c = c, d, at_d
-            d = a + ratio * (b - a)
-            at_d = function(d)
-    return (a + b) / 2
 
 
 def load(folder: str | Path, network: nn.Module, likelihood: Likelihood | None = None) -> Posterior:

@@ -266,6 +266,12 @@ class GaussianPredictive:
         _check_level(level)
         return torch.stack([self._quantile((1 - level) / 2), self._quantile((1 + level) / 2)])
 
+    def quantile(self, probability: float) -> Float[Tensor, "B *event"]:
+        """Where the distribution function is ``probability``; -inf at 0 and inf at 1."""
+        if not 0 <= probability <= 1:
+            raise ValueError(f"a quantile's probability must lie in [0, 1], got {probability}")
+        return self._quantile(probability)
+
     def _quantile(self, probability: float) -> Tensor:
         z = torch.special.ndtri(torch.tensor(probability, dtype=torch.float64)).item()
         edges = self.means + z * self.variances.sqrt()  # the quantile lies between those of the components

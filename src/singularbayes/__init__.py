@@ -1,6 +1,8 @@
 """Bayesian neural networks that stay small and know when they do not know."""
 
-from . import metrics, nn, scores, theory
+from . import conformal, feature_scores, metrics, nn, scores, theory
+from .calibration import IsotonicIntervals, Temperature, VectorScaling
+from .conformal import conformal_intervals, conformal_sets
 from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
@@ -46,6 +48,7 @@ __all__ = [
     "GaussianPredictive",
     "Gradient",
     "HeteroscedasticGaussian",
+    "IsotonicIntervals",
     "Laplace",
     "MCDropout",
     "MeanField",
@@ -58,11 +61,17 @@ __all__ = [
     "RankOne",
     "ScaleMixture",
     "Schedule",
+    "Temperature",
     "TrainingDiverged",
     "VariationalModule",
+    "VectorScaling",
+    "conformal",
+    "conformal_intervals",
+    "conformal_sets",
     "diagnose",
     "evaluate",
     "factorize",
+    "feature_scores",
     "load",
     "merge",
     "metrics",

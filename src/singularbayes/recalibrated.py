@@ -56,7 +56,7 @@ class LevelMap:
 
     def _knots(self) -> tuple[list[float], list[float]]:
         stated, found = list(self.stated), list(self.found)
-        if stated[0] > 0:  # labels at level 0 lie where the predictive has no mass: a step there
+        if stated[0] > 0:  # labels at level 0 or 1 lie where the predictive has no mass: a step there
             stated, found = [0.0, *stated], [0.0, *found]
         if stated[-1] < 1:
             stated, found = [*stated, 1.0], [*found, 1.0]

@@ -82,7 +82,10 @@ class IsotonicIntervals:
 
 def _map(levels: np.ndarray) -> LevelMap:
     ordered = np.sort(levels)
-    shares = np.searchsorted(ordered, ordered, side="right") / (len(ordered) + 1)
+    ranks = np.searchsorted(ordered, ordered, side="right")
+    at_end = ordered >= 1  # labels above all mass: the share below them is what is known
+    ranks[at_end] = np.searchsorted(ordered, ordered[at_end], side="left") + 1
+    shares = ranks / (len(ordered) + 1)
     regression = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(ordered, shares)
     stated, found = regression.X_thresholds_, regression.y_thresholds_
     rises = np.concatenate([[True], (np.diff(stated) > 0) & (np.diff(found) > 0)])

@@ -26,7 +26,8 @@ from .temperature import best_temperature
 
 __all__ = ["VectorScaling"]
 
-_BOUND = 50.0  # of a scale, and of a bias in nats: beyond it the labels are separated, and no optimum exists
+_BOUND = 50.0  # of a scale, and of a bias in nats: the data do not tell them beyond it
+_CERTAIN = 1e-4  # a class whose every row is more certain than this is separated: sharper is always better
 _GRADIENT = 1e-5  # nats; a larger one at the end means that the search stopped early
 
 
@@ -44,8 +45,8 @@ class VectorScaling:
         prior_precision: of a Gaussian prior of each scale around 1 and each bias around 0; 0 as published.
 
     Warns:
-        UserWarning: the search ran to its bound (a scale or a bias of 50: the labels are separated), or
-            stopped early. At the bound the likelihood stays uncalibrated.
+        UserWarning: a class is separated from the others without error, or a scale or bias is above 50: there
+            is no optimum, and the likelihood stays uncalibrated. Or the search stopped early.
 
     Example:
         >>> import torch, singularbayes as sb
@@ -80,18 +81,22 @@ class VectorScaling:
         if self.prior_precision == 0:
             _refuse_missing(labels, 2 if one else outputs.shape[-1])
         scale, bias = self._search(likelihood, outputs, numbers, labels, one=one)
+        if one:
+            found = with_scaling(float(scale[0]), float(bias[0]))
+        else:
+            found = with_scaling(tuple(map(float, scale)), tuple(map(float, bias)))
         widest = max(float(np.abs(scale).max()), float(np.abs(bias).max()))
-        if widest > _BOUND:
+        separated = _separated(found.predictive(outputs, numbers).mean, labels)
+        if self.prior_precision == 0 and (widest > _BOUND or separated):
             warnings.warn(
-                f"vector scaling ran to its bound (a scale or bias of {widest:.3g}) and the likelihood stays "
-                f"uncalibrated: the validation labels are separated; use more validation data, "
+                f"vector scaling has no optimum here ({len(separated)} classes are separated from the others "
+                f"without error{f', first {separated[0]}' if separated else ''}; largest scale or bias "
+                f"{widest:.3g}) and the likelihood stays uncalibrated; use more validation data, "
                 f"prior_precision above 0, or Temperature()",
                 stacklevel=3,
             )
             return likelihood
-        if one:
-            return with_scaling(float(scale[0]), float(bias[0]))
-        return with_scaling(tuple(map(float, scale)), tuple(map(float, bias)))
+        return found
 
     def _search(
         self,
@@ -136,14 +141,21 @@ class VectorScaling:
         scale, bias = (part.cpu().numpy() for part in read(torch.from_numpy(found.x).to(standard)))
         if not one:
             bias = bias - bias.mean()  # logits are known up to a constant
-        separated = max(np.abs(scale).max(), np.abs(bias).max()) > _BOUND
-        if float(np.abs(found.jac).max()) > _GRADIENT and not separated:
+        if not found.success and float(np.abs(found.jac).max()) > _GRADIENT:
             warnings.warn(
                 f"vector scaling stopped before its optimum ({found.message}; gradient "
                 f"{float(np.abs(found.jac).max()):.2g} nats); try prior_precision above 0",
                 stacklevel=4,
             )
         return scale, bias
+
+
+def _separated(mean: Tensor, labels: Tensor) -> list[int]:
+    """Classes that all rows are told from without error and without doubt."""
+    probs = mean if mean.dim() == 2 else torch.stack([1 - mean, mean], 1)
+    own = labels.long().unsqueeze(1) == torch.arange(probs.shape[1], device=labels.device)
+    doubt = torch.where(own, 1 - probs, probs).amax(0)
+    return (doubt < _CERTAIN).nonzero().flatten().tolist()
 
 
 def _refuse_missing(labels: Tensor, classes: int) -> None:

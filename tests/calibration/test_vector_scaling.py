@@ -62,6 +62,15 @@ def test_it_is_the_optimum_of_the_written_out_nll(draws):
     assert found == pytest.approx(best, rel=2e-3, abs=2e-3)  # the oracle's gradient is numerical
 
 
+def test_the_units_of_the_logits_do_not_matter():
+    # without standardised logits the search stops far from the optimum
+    logits, y = problem(3)
+    units = np.array([1e-4, 300.0, 1e-2])
+    found, moved = theta_of(fitted(logits, y)), theta_of(fitted(logits * units, y))
+    assert moved[:3] * units == pytest.approx(found[:3], rel=1e-4)
+    assert moved[3:] == pytest.approx(found[3:], abs=1e-4)
+
+
 def test_one_logit_is_platt_scaling():
     logits, y = problem()
     z, bits = logits[:, :, 1], (y == 1).astype(int)
@@ -210,3 +219,20 @@ def test_a_scale_of_another_network_is_refused():
         sb.Categorical(scale=(1.0, 2.0), bias=(0.0,))
     with pytest.raises(ValueError, match="must be finite"):
         sb.Bernoulli(scale=math.inf, bias=0.0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_density_loss_and_predictive_agree_under_a_scale(temperature):
+    logits, y = (torch.tensor(part) for part in problem(rows=20))
+    likelihood = sb.Categorical(temperature, scale=(2.0, 0.1, 5.0), bias=(0.3, -0.2, 1.0))
+    moved = (logits[0] * torch.tensor([2.0, 0.1, 5.0]) + torch.tensor([0.3, -0.2, 1.0])) / temperature
+    expected = torch.distributions.Categorical(logits=moved).log_prob(y)
+    torch.testing.assert_close(likelihood.log_prob(logits[0], y, {}), expected)
+    torch.testing.assert_close(likelihood.loss(logits[0], y, {}), -expected.mean())
+    torch.testing.assert_close(likelihood.predictive(logits, {}).log_prob(y), expected)
+    odds, bits = logits[0, :, 1], (y == 1).double()
+    likelihood = sb.Bernoulli(temperature, scale=0.2, bias=-0.7)
+    expected = torch.distributions.Bernoulli(logits=(0.2 * odds - 0.7) / temperature).log_prob(bits)
+    torch.testing.assert_close(likelihood.log_prob(odds, bits, {}), expected)
+    torch.testing.assert_close(likelihood.loss(odds, bits, {}), -expected.mean())
+    torch.testing.assert_close(likelihood.predictive(odds.unsqueeze(0), {}).log_prob(bits), expected)

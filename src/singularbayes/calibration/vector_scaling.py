@@ -26,7 +26,7 @@ from .temperature import best_temperature
 
 __all__ = ["VectorScaling"]
 
-_BOUND = 50.0  # of a scale, and of a bias in nats: the data do not tell them beyond it
+_BOUND = 50.0  # nats, of the spread and the shift of a scaled logit: the data do not tell them beyond it
 _CERTAIN = 1e-4  # a class whose every row is more certain than this is separated: sharper is always better
 _GRADIENT = 1e-5  # nats; a larger one at the end means that the search stopped early
 
@@ -45,8 +45,9 @@ class VectorScaling:
         prior_precision: of a Gaussian prior of each scale around 1 and each bias around 0; 0 as published.
 
     Warns:
-        UserWarning: a class is separated from the others without error, or a scale or bias is above 50: there
-            is no optimum, and the likelihood stays uncalibrated. Or the search stopped early.
+        UserWarning: a class is separated from the others without error, or a scaled logit spreads over more
+            than 50 nats: there is no optimum, and the likelihood stays uncalibrated. Or the search stopped
+            early.
 
     Example:
         >>> import torch, singularbayes as sb
@@ -80,19 +81,18 @@ class VectorScaling:
         one = likelihood.task == "bernoulli"
         if self.prior_precision == 0:
             _refuse_missing(labels, 2 if one else outputs.shape[-1])
-        scale, bias = self._search(likelihood, outputs, numbers, labels, one=one)
+        scale, bias, widest = self._search(likelihood, outputs, numbers, labels, one=one)
         if one:
             found = with_scaling(float(scale[0]), float(bias[0]))
         else:
             found = with_scaling(tuple(map(float, scale)), tuple(map(float, bias)))
-        widest = max(float(np.abs(scale).max()), float(np.abs(bias).max()))
         separated = _separated(found.predictive(outputs, numbers).mean, labels)
         if self.prior_precision == 0 and (widest > _BOUND or separated):
             warnings.warn(
                 f"vector scaling has no optimum here ({len(separated)} classes are separated from the others "
-                f"without error{f', first {separated[0]}' if separated else ''}; largest scale or bias "
-                f"{widest:.3g}) and the likelihood stays uncalibrated; use more validation data, "
-                f"prior_precision above 0, or Temperature()",
+                f"without error{f', first {separated[0]}' if separated else ''}; the widest scaled logit "
+                f"spreads {widest:.3g} nats) and the likelihood stays uncalibrated; use more validation "
+                f"data, prior_precision above 0, or Temperature()",
                 stacklevel=3,
             )
             return likelihood
@@ -106,7 +106,7 @@ class VectorScaling:
         labels: Tensor,
         *,
         one: bool,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, float]:
         logits = outputs.double().reshape(*outputs.shape[:2], -1)
         classes = logits.shape[-1]
         # the search moves in standardised logits: badly scaled ones would slow it down
@@ -147,7 +147,8 @@ class VectorScaling:
                 f"{float(np.abs(found.jac).max()):.2g} nats); try prior_precision above 0",
                 stacklevel=4,
             )
-        return scale, bias
+        shifts = found.x[classes:] if one else found.x[classes:] - found.x[classes:].mean()
+        return scale, bias, float(np.abs([found.x[:classes], shifts]).max())
 
 
 def _separated(mean: Tensor, labels: Tensor) -> list[int]:

@@ -24,7 +24,16 @@ BITS = torch.tensor([0, 1, 1, 0, 1, 0])
 
 
 @pytest.mark.parametrize(
-    "likelihood", [Categorical(), Bernoulli(), Gaussian(), HeteroscedasticGaussian()], ids=str
+    "likelihood",
+    [
+        Categorical(),
+        Categorical(scale=(1.0, 2.0, 0.5), bias=(0.1, 0.0, -0.1)),
+        Bernoulli(),
+        Bernoulli(scale=2.0, bias=0.1),
+        Gaussian(),
+        HeteroscedasticGaussian(),
+    ],
+    ids=str,
 )
 def test_every_likelihood_keeps_the_protocol_and_its_fields(likelihood):
     assert isinstance(likelihood, Likelihood)

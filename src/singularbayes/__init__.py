@@ -1,6 +1,8 @@
 """Bayesian neural networks that stay small and know when they do not know."""
 
-from . import metrics, nn, scores, theory
+from . import conformal, feature_scores, metrics, nn, scores, theory
+from .calibration import IsotonicIntervals, Temperature, VectorScaling
+from .conformal import conformal_intervals, conformal_sets
 from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
@@ -56,6 +58,7 @@ __all__ = [
     "Given",
     "Gradient",
     "HeteroscedasticGaussian",
+    "IsotonicIntervals",
     "Laplace",
     "MCDropout",
     "MeanField",
@@ -71,11 +74,17 @@ __all__ = [
     "ScaleMixture",
     "Schedule",
     "Stacked",
+    "Temperature",
     "TrainingDiverged",
     "VariationalModule",
+    "VectorScaling",
+    "conformal",
+    "conformal_intervals",
+    "conformal_sets",
     "diagnose",
     "evaluate",
     "factorize",
+    "feature_scores",
     "load",
     "merge",
     "metrics",

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .labels import integer_labels, real_labels
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
+from .scaling import check_scaling, check_temperature, scaled, wide
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"]
 
@@ -73,47 +75,24 @@ class Likelihood(Protocol):
         ...
 
 
-def _wide(outputs: Tensor) -> Tensor:
-    """Outputs in float32 or float64: log densities and means over draws are not left to half precision."""
-    return outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
-
-
-def _integer_labels(y: Tensor, batch: int, classes: int) -> Tensor:
-    if y.dim() == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.shape != (batch,):
-        raise ValueError(f"labels have shape {tuple(y.shape)}, expected ({batch},): one class index per row")
-    if y.is_floating_point() and not bool((y == y.round()).all()):
-        row = int((y != y.round()).nonzero()[0])
-        raise ValueError(f"label {y[row].item():g} in row {row} is no class index; "
-                         f"expected integers 0..{classes - 1}")  # fmt: skip
-    y = y.long()
-    wrong = ((y < 0) | (y >= classes)).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(f"label {int(y[row])} in row {row} is out of range; the network has {classes} "
-                         f"outputs, so labels must lie in 0..{classes - 1}")  # fmt: skip
-    return y
-
-
-def _check_temperature(temperature: float) -> None:
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature must be positive and finite, got {temperature}")
-
-
 @dataclass(frozen=True)
 class Categorical:
     """Softmax over ``K`` logits: outputs ``(B, K)``, labels ``(B,)`` integers.
 
     Args:
         temperature: logits are divided by it; fitted by ``posterior.calibrate``.
+        scale: of each class's logit, before the temperature; fitted by ``VectorScaling``.
+        bias: added to each class's scaled logit, in nats, before the temperature.
     """
 
     temperature: float = 1.0
+    scale: tuple[float, ...] | None = None
+    bias: tuple[float, ...] | None = None
     task: ClassVar[str] = "categorical"
 
     def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
+        check_temperature(self.temperature)
+        check_scaling(self.scale, self.bias)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -123,21 +102,24 @@ class Categorical:
         if len(outputs_shape) != 2 or outputs_shape[1] < 2:
             raise ValueError(f"Categorical needs outputs of shape (B, K) with K >= 2, the network gives "
                              f"{tuple(outputs_shape)}; for one logit use Bernoulli()")  # fmt: skip
-        return _integer_labels(y, outputs_shape[0], outputs_shape[1])
+        return integer_labels(y, outputs_shape[0], outputs_shape[1])
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        log_probs = F.log_softmax(_wide(outputs) / self.temperature, -1)
+        log_probs = F.log_softmax(self._logits(outputs), -1)
         return log_probs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        logits = _wide(outputs)
-        return F.cross_entropy(logits if self.temperature == 1 else logits / self.temperature, y)
+        return F.cross_entropy(self._logits(outputs), y)
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> CategoricalPredictive:
-        return CategoricalPredictive(F.log_softmax(_wide(outputs) / self.temperature, -1))
+        return CategoricalPredictive(F.log_softmax(self._logits(outputs), -1))
 
     def with_temperature(self, temperature: float) -> Categorical:
         return replace(self, temperature=temperature)
+
+    def with_scaling(self, scale: tuple[float, ...] | None, bias: tuple[float, ...] | None) -> Categorical:
+        """The same likelihood with another scale and bias of the logits."""
+        return replace(self, scale=scale, bias=bias)
 
     def started_at(self, parameters: Parameters) -> Categorical:
         return self
@@ -146,7 +128,11 @@ class Categorical:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"temperature": self.temperature}
+        scale, bias = (None if v is None else list(v) for v in (self.scale, self.bias))
+        return {"temperature": self.temperature, "scale": scale, "bias": bias}
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return scaled(wide(outputs), self.temperature, self.scale, self.bias)
 
 
 @dataclass(frozen=True)
@@ -155,13 +141,18 @@ class Bernoulli:
 
     Args:
         temperature: the logit is divided by it; fitted by ``posterior.calibrate``.
+        scale: of the logit, before the temperature; fitted by ``VectorScaling``.
+        bias: added to the scaled logit, in nats, before the temperature.
     """
 
     temperature: float = 1.0
+    scale: float | None = None
+    bias: float | None = None
     task: ClassVar[str] = "bernoulli"
 
     def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
+        check_temperature(self.temperature)
+        check_scaling(self.scale, self.bias)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -171,7 +162,7 @@ class Bernoulli:
         if len(outputs_shape) != 1 and tuple(outputs_shape[1:]) != (1,):
             raise ValueError(f"Bernoulli needs outputs of shape (B,) or (B, 1), the network gives "
                              f"{tuple(outputs_shape)}; for K logits use Categorical()")  # fmt: skip
-        return _integer_labels(y, outputs_shape[0], 2).float()
+        return integer_labels(y, outputs_shape[0], 2).float()
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
         logits = self._logits(outputs, y)
@@ -183,10 +174,14 @@ class Bernoulli:
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> BernoulliPredictive:
         outputs = outputs.squeeze(-1) if outputs.dim() == 3 else outputs
-        return BernoulliPredictive(_wide(outputs) / self.temperature)
+        return BernoulliPredictive(scaled(wide(outputs), self.temperature, self.scale, self.bias))
 
     def with_temperature(self, temperature: float) -> Bernoulli:
         return replace(self, temperature=temperature)
+
+    def with_scaling(self, scale: float | None, bias: float | None) -> Bernoulli:
+        """The same likelihood with another scale and bias of the logit."""
+        return replace(self, scale=scale, bias=bias)
 
     def started_at(self, parameters: Parameters) -> Bernoulli:
         return self
@@ -195,25 +190,10 @@ class Bernoulli:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"temperature": self.temperature}
+        return {"temperature": self.temperature, "scale": self.scale, "bias": self.bias}
 
     def _logits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        logits = _wide(outputs.reshape(y.shape))
-        return logits if self.temperature == 1 else logits / self.temperature
-
-
-def _real_labels(y: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
-    if y.dim() == 2 and y.shape[1] == 1 and len(batch_shape) == 1:
-        y = y[:, 0]
-    if y.shape != batch_shape:
-        got = tuple(y.shape)
-        raise ValueError(f"labels have shape {got}, expected {batch_shape} as the network's outputs")
-    if y.dtype == torch.bool:
-        y = y.float()
-    if not bool(torch.isfinite(y).all()):
-        place = tuple(int(i) for i in (~torch.isfinite(y)).nonzero()[0])
-        raise ValueError(f"label at {place} is {y[place].item()}; labels must be finite")
-    return y
+        return scaled(wide(outputs.reshape(y.shape)), self.temperature, self.scale, self.bias)
 
 
 _LOG_NOISE = 12.0  # nats: a learned standard deviation stays within e^-12 and e^12
@@ -238,7 +218,7 @@ class Gaussian:
     task: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
+        check_temperature(self.temperature)
         for name in ("noise", "initial_noise"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -252,16 +232,16 @@ class Gaussian:
 
     def labels(self, outputs_shape: torch.Size, y: Tensor) -> Tensor:
         shape = tuple(outputs_shape)
-        return _real_labels(y, shape[:1] if len(shape) == 2 and shape[1] == 1 else shape)
+        return real_labels(y, shape[:1] if len(shape) == 2 and shape[1] == 1 else shape)
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        means = _wide(outputs.reshape(y.shape))
+        means = wide(outputs.reshape(y.shape))
         log_var = 2 * self._log_noise(parameters, means) + math.log(self.temperature)
         terms = -0.5 * ((y - means).square() * torch.exp(-log_var) + log_var + math.log(2 * math.pi))
         return terms.flatten(1).sum(-1) if y.dim() > 1 else terms
 
     def loss(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
-        means = _wide(outputs.reshape(y.shape))
+        means = wide(outputs.reshape(y.shape))
         half = 0.5 * math.prod(y.shape[1:])
         error = F.mse_loss(means, y.to(means.dtype))  # one kernel each way: this is a step's busiest line
         if self.noise is not None:
@@ -272,7 +252,7 @@ class Gaussian:
         return half * (error * torch.exp(-log_var) + log_var + math.log(2 * math.pi))
 
     def predictive(self, outputs: Tensor, parameters: Parameters) -> GaussianPredictive:
-        means = _wide(outputs.squeeze(-1) if outputs.dim() == 3 and outputs.shape[-1] == 1 else outputs)
+        means = wide(outputs.squeeze(-1) if outputs.dim() == 3 and outputs.shape[-1] == 1 else outputs)
         variances = (2 * self._log_noise(parameters, means)).exp().expand_as(means)
         return _tempered(GaussianPredictive(means, variances), self.temperature)
 
@@ -298,7 +278,7 @@ class Gaussian:
     def _log_noise(self, parameters: Parameters, means: Tensor) -> Tensor:
         if self.noise is not None:
             return means.new_tensor(math.log(self.noise))
-        log_noise = _wide(parameters["log_noise"]).clamp(-_LOG_NOISE, _LOG_NOISE)
+        log_noise = wide(parameters["log_noise"]).clamp(-_LOG_NOISE, _LOG_NOISE)
         # one number in training, one for each draw in prediction
         return log_noise if log_noise.dim() == 1 else log_noise.view(-1, *[1] * (means.dim() - 1))
 
@@ -332,7 +312,7 @@ class HeteroscedasticGaussian:
     task: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
+        check_temperature(self.temperature)
         if not 0 <= self.beta <= 1:
             raise ValueError(f"beta must lie in [0, 1], got {self.beta}")
         if not self.bounds[0] < self.bounds[1]:
@@ -347,7 +327,7 @@ class HeteroscedasticGaussian:
             raise ValueError(f"HeteroscedasticGaussian needs outputs (B, 2 k): k means, then k log "
                              f"variances; the network gives {tuple(outputs_shape)}")  # fmt: skip
         half = outputs_shape[1] // 2
-        return _real_labels(y, (outputs_shape[0],) if half == 1 else (outputs_shape[0], half))
+        return real_labels(y, (outputs_shape[0],) if half == 1 else (outputs_shape[0], half))
 
     def log_prob(self, outputs: Tensor, y: Tensor, parameters: Parameters) -> Tensor:
         terms, _ = self._terms(outputs, y)
@@ -387,7 +367,7 @@ class HeteroscedasticGaussian:
         return {"beta": self.beta, "bounds": list(self.bounds), "temperature": self.temperature}
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        means, raw = _wide(outputs).chunk(2, -1)
+        means, raw = wide(outputs).chunk(2, -1)
         low, high = self.bounds
         centre, half = (low + high) / 2, (high - low) / 2
         log_var = centre + half * torch.tanh((raw - centre) / half)
@@ -405,3 +385,10 @@ KINDS: dict[str, Any] = {
     "Gaussian": Gaussian,
     "HeteroscedasticGaussian": HeteroscedasticGaussian,
 }
+
+
+def rebuild(content: Mapping[str, Any]) -> Likelihood:
+    """A likelihood from its kind and the plain fields of its ``to_dict``."""
+    fields = dict(content)
+    kind = KINDS[fields.pop("kind")]
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from . import distributions, saving
+from .calibration import Calibration, Temperature, uncalibrated
 from .data import as_inputs, as_source, batch_size_of, gather, take, to_device
 from .distributions import StoredDraws
 from .functions import call, evaluate, way_for
@@ -25,7 +26,6 @@ from .parameters import Layout
 from .predictive import Predictive
 from .random import generator
 from .stacked import Workspace
-from .temperature import best_temperature
 
 __all__ = ["Posterior", "load"]
 
@@ -272,50 +272,40 @@ class Posterior:
             for s in slots
         }
 
-    def calibrate(self, validation: Any, draws: int = 64, seed: int = 0) -> Posterior:
-        """A new posterior with the temperature that minimises the validation NLL of the mixture.
+    def calibrate(
+        self, validation: Any, by: Calibration | None = None, draws: int = 64, seed: int = 0
+    ) -> Posterior:
+        """A new posterior, calibrated on validation data: the same draws, another likelihood.
 
-        For classification logits are divided by it (each draw's, before averaging); for regression the
-        predictive variance is multiplied by it.
+        It starts from the uncalibrated likelihood, so that calibrating again replaces what was found before.
 
         Args:
             validation: ``(X, y)``, a Dataset or batches; not the test set.
+            by: :class:`.Temperature` (the default), :class:`.VectorScaling`, or :class:`.IsotonicIntervals`.
             draws: posterior draws.
             seed: of the draws.
 
         Raises:
+            TypeError: ``by`` is no calibration, or not one for this likelihood.
             ValueError: no labels.
 
         Warns:
-            UserWarning: the best temperature lies at the bound (1/50 or 50; 1e-4 or 1e4 for regression):
-                every label right, or no signal. The data then do not tell it, and it stays at 1.
-
-        References:
-            Guo et al. 2017, arXiv 1706.04599, section 4.2.
+            UserWarning: the data do not tell the calibration; see its class.
         """
+        by = Temperature() if by is None else by
+        if isinstance(by, type) or not isinstance(by, Calibration):
+            raise TypeError(f"by must be a calibration such as Temperature() or VectorScaling(), got {by!r}")
         held = gather(as_source(validation, self.dtype, takes_integers(self.network)))
         if held.y is None:
             raise ValueError("calibration needs labels: pass (X, y)")
-        base = self.likelihood.with_temperature(1.0)
+        base = uncalibrated(self.likelihood)
         plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
         rows = plain.draw(min(draws, self.support or draws), seed)
         outputs = plain.functions(rows, held.x).double()  # float32 leaves the flat valley's floor open
-        numbers = self.layout.likelihood_views(rows)
         labels = base.labels(outputs.shape[1:], held.y.to(self.device))
-
-        def nll(temperature: float) -> float:
-            tempered = base.with_temperature(temperature)
-            return -tempered.predictive(outputs, numbers).log_prob(labels).double().mean().item()
-
-        temperature = best_temperature(nll, base.task)
-        info = {**self.info, "temperature": temperature}
-        return Posterior(
-            copy.deepcopy(self.network),
-            self.distribution,
-            base.with_temperature(temperature),
-            self.layout,
-            info,
-        )
+        likelihood = by.fit(base, outputs, self.layout.likelihood_views(rows), labels)
+        info = {**self.info, "temperature": likelihood.temperature, "calibration": type(by).__name__}
+        return Posterior(copy.deepcopy(self.network), self.distribution, likelihood, self.layout, info)
 
     # Files
 

@@ -292,6 +292,12 @@ class GaussianPredictive:
         means = centre + math.sqrt(temperature) * (self.means - centre)
         return GaussianPredictive(means, temperature * self.variances, self.weights)
 
+    def quantile(self, probability: float) -> Float[Tensor, "B *event"]:
+        """Where the distribution function is ``probability``; -inf at 0 and inf at 1."""
+        if not 0 <= probability <= 1:
+            raise ValueError(f"a quantile's probability must lie in [0, 1], got {probability}")
+        return self._quantile(probability)
+
     def _quantile(self, probability: float) -> Tensor:
         z = torch.special.ndtri(torch.tensor(probability, dtype=torch.float64)).item()
         edges = self.means + z * self.variances.sqrt()  # the quantile lies between those of the components

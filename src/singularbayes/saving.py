@@ -20,6 +20,7 @@ from . import checkpoint, distributions, likelihoods
 from .likelihoods import Likelihood
 from .nn.masks import MaskedDropout
 from .parameters import Layout, owner
+from .recalibrated import Recalibrated
 
 __all__ = ["FORMAT", "Parts", "plain", "read", "write"]
 
@@ -44,7 +45,8 @@ def write(folder: str | Path, parts: Parts) -> None:
     """
     network, distribution, likelihood, layout, info = parts
     kind = type(likelihood).__name__
-    known = likelihoods.KINDS.get(kind) is type(likelihood)
+    inside = likelihood.likelihood if isinstance(likelihood, Recalibrated) else likelihood
+    known = likelihoods.KINDS.get(type(inside).__name__) is type(inside)
     covered = {name for slot in layout.slots for name in slot.aliases}
     state = _tensors(network)
     rest = {f"rest.{name}": tensor for name, tensor in state.items() if name not in covered}
@@ -159,6 +161,6 @@ def _likelihood(content: Mapping[str, Any], folder: str | Path) -> Likelihood:
             f"{folder} was saved with a likelihood of your own ({content['own']}); pass it: "
             f"sb.load(folder, network, likelihood={content['own']}(...))"
         )
-    fields = dict(content)
-    kind = likelihoods.KINDS[fields.pop("kind")]
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    return (
+        Recalibrated.from_dict(content) if content["kind"] == "Recalibrated" else likelihoods.rebuild(content)
+    )

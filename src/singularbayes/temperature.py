@@ -12,34 +12,40 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["best_temperature"]
+__all__ = ["best_temperature", "search_temperature"]
 
 _WIDEST = {"gaussian": 1e4}  # of the temperature, up and down; that of classes is _WIDEST_CLASSES
 _WIDEST_CLASSES = 50.0
 
 
-def best_temperature(nll: Callable[[float], float], task: str) -> float:
-    """The temperature of least validation NLL; 1, with a warning, where the data do not tell it.
+def search_temperature(nll: Callable[[float], float], task: str) -> tuple[float, bool]:
+    """The temperature of the least NLL, and whether it lies inside the bounds.
 
     Args:
         nll: mean NLL at a temperature.
         task: of the likelihood: variances have a wider range than logits.
+    """
+    low, high = (sign * math.log(_WIDEST.get(task, _WIDEST_CLASSES)) for sign in (-1, 1))
+    best = _golden(lambda log_temperature: nll(math.exp(log_temperature)), low, high)
+    return math.exp(best), min(best - low, high - best) >= 1e-3
+
+
+def best_temperature(nll: Callable[[float], float], task: str) -> float:
+    """The temperature of least validation NLL; 1, with a warning, where the data do not tell it.
 
     Warns:
         UserWarning: the best temperature lies at the bound (1/50 or 50; 1e-4 or 1e4 for regression): every
             label right, or no signal.
     """
-    low, high = (sign * math.log(_WIDEST.get(task, _WIDEST_CLASSES)) for sign in (-1, 1))
-    best = _golden(lambda log_temperature: nll(math.exp(log_temperature)), low, high)
-    if min(best - low, high - best) < 1e-3:
-        warnings.warn(
-            f"the calibration temperature ran to its bound {math.exp(best):.3g} and stays at 1: the "
-            f"validation labels are all predicted right, or the model has no signal; use more "
-            f"validation data",
-            stacklevel=3,
-        )
-        return 1.0
-    return math.exp(best)
+    temperature, inside = search_temperature(nll, task)
+    if inside:
+        return temperature
+    warnings.warn(
+        f"the calibration temperature ran to its bound {temperature:.3g} and stays at 1: the validation "
+        f"labels are all predicted right, or the model has no signal; use more validation data",
+        stacklevel=3,
+    )
+    return 1.0
 
 
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:

@@ -16,7 +16,7 @@ from .. import scores as scores_module
 from ..metrics.bootstrap import check_count
 from .data import Reader, checked
 from .measures import OOD_MEASURES, measure_ood, measure_set, paired_difference
-from .prediction import predict_set
+from .prediction import check_extra_scores, predict_set
 from .record import Evaluation, SetArrays
 
 __all__ = ["OOD_MEASURES", "Evaluation", "SetArrays", "evaluate", "paired_difference"]
@@ -30,6 +30,7 @@ def evaluate(
     bootstrap: int = 1000,
     seed: int = 0,
     name: str | None = None,
+    scores: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Predict every set once and measure it.
 
@@ -44,6 +45,8 @@ def evaluate(
         bootstrap: resamples of the intervals; 0 for values alone.
         seed: of the draws and of the resamples.
         name: of the evaluation; the method's name by default.
+        scores: further scores: name -> object with ``score(x) -> (B,)``, higher for more out-of-distribution
+            (``sb.feature_scores``). They are measured with the same resamples as the predictive's own.
 
     Returns:
         Metrics of the test set, and for every OOD set and score the AUROC, AUPR-Out (OOD positive), AUPR-In
@@ -59,6 +62,7 @@ def evaluate(
         check_count(key, value, least)
     if ood is not None and not isinstance(ood, Mapping):
         raise TypeError(f"ood must map names to data, got {type(ood).__name__}; write ood={{'far': X}}")
+    check_extra_scores(scores, task)
     reader = Reader.of(posterior)
     data = {"test": checked("test", test, task, reader)}
     if data["test"].labels is None:
@@ -68,7 +72,7 @@ def evaluate(
             raise ValueError(f"an OOD set is named {key!r}; expected a name other than 'test'")
         data[key] = checked(key, value, task, reader)
 
-    sets = {key: predict_set(key, item, posterior, task, draws, seed) for key, item in data.items()}
+    sets = {key: predict_set(key, item, posterior, task, draws, seed, scores) for key, item in data.items()}
     info = {k: _scalar(v) for k, v in dict(getattr(posterior, "info", None) or {}).items() if _is_plain(v)}
     outside = [key for key in sets if key != "test"]
     rows = {key: len(arrays.mean) for key, arrays in sets.items()}

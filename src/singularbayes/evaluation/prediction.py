@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,44 @@ from .record import SetArrays
 LEVEL = 0.95  # of the predictive intervals whose coverage and width are reported
 
 
-def predict_set(name: str, data: Data, posterior: Any, task: str, draws: int, seed: int) -> SetArrays:
-    """Predict one set and keep what its metrics need, as arrays."""
+def check_extra_scores(extra: Mapping[str, Any] | None, task: str) -> None:
+    """Scores beside the predictive's own have names of their own and a ``score`` method.
+
+    Raises:
+        TypeError, ValueError: naming the one that does not.
+    """
+    if extra is not None and not isinstance(extra, Mapping):
+        raise TypeError(f"scores must map names to objects with score(x), got {type(extra).__name__}")
+    own = scores_module.for_task(task)
+    for name, rule in (extra or {}).items():
+        if not isinstance(name, str) or not name or name in own:
+            raise ValueError(f"a score is named {name!r}; expected a name other than {', '.join(own)}")
+        if isinstance(rule, type) or not callable(getattr(rule, "score", None)):
+            raise TypeError(
+                f"score {name!r} is a {type(rule).__name__}; expected a fitted object with score(x)"
+            )
+
+
+def predict_set(
+    name: str,
+    data: Data,
+    posterior: Any,
+    task: str,
+    draws: int,
+    seed: int,
+    extra: Mapping[str, Any] | None = None,
+) -> SetArrays:
+    """Predict one set and keep what its metrics need, as arrays; ``extra`` scores beside the task's own."""
     predictive = posterior.predict(data.x, draws=draws, seed=seed)
     mean = _array(predictive.mean)
     scores = {key: _array(score(predictive)) for key, score in scores_module.for_task(task).items()}
+    for key, rule in (extra or {}).items():
+        scores[key] = _array(rule.score(data.x))
+        if scores[key].shape != (len(mean),):
+            raise ValueError(
+                f"score {key!r} gives shape {scores[key].shape} for the {len(mean)} rows of set {name!r}; "
+                f"expected ({len(mean)},)"
+            )
     for values in (mean, *scores.values()):
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         bad = np.flatnonzero(~finite)

@@ -30,8 +30,8 @@ from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
 from .mixture_posterior import MixturePosterior
 from .model import Model
-from .nn import factorize, merge
 from .posterior import Posterior
+from .nn import factorize, linearize, merge
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
 
@@ -85,6 +85,7 @@ __all__ = [
     "evaluate",
     "factorize",
     "feature_scores",
+    "linearize",
     "load",
     "merge",
     "metrics",

@@ -31,6 +31,7 @@ from .methods.variational_module import VariationalModule
 from .mixture_posterior import MixturePosterior
 from .model import Model
 from .posterior import Posterior
+from .moments import Exact, MeanFieldLink, Moments, MonteCarlo, Probit, moments
 from .nn import factorize, linearize, merge
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
@@ -51,6 +52,7 @@ __all__ = [
     "DirectionPrecision",
     "Equal",
     "Evaluation",
+    "Exact",
     "Family",
     "GGNDirections",
     "Gaussian",
@@ -64,11 +66,15 @@ __all__ = [
     "MeanField",
     "Mixture",
     "MixturePosterior",
+    "MeanFieldLink",
     "Model",
+    "Moments",
+    "MonteCarlo",
     "Normal",
     "PerParameter",
     "Posterior",
     "Precise",
+    "Probit",
     "RandomDirections",
     "RankOne",
     "ScaleMixture",
@@ -89,6 +95,7 @@ __all__ = [
     "load",
     "merge",
     "metrics",
+    "moments",
     "nn",
     "scores",
     "theory",

@@ -12,7 +12,7 @@ They agree to 1e-5, not bitwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -28,7 +28,7 @@ from .nn.recurrence import LowRankRecurrent
 from .parameters import Layout, owner
 from .stacked import Workspace, evaluate_chain, is_chain
 
-__all__ = ["Way", "call", "evaluate", "reduce_output", "way_for"]
+__all__ = ["Way", "call", "evaluate", "outputs_at", "reduce_output", "way_for"]
 
 # The fused recurrent kernels and weight_norm have no batching rule.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, LowRankRecurrent, ParametrizationList)
@@ -80,21 +80,39 @@ def evaluate(
         slots = [slot for slot in layout.slots if slot.kind != "likelihood"]
         named = {alias: views[slot.name] for slot in slots for alias in slot.aliases}
         return evaluate_chain(network, named, x, workspace or Workspace())
+    one = _function(network, layout, x)
+    with plain_attention(_parts(network)):
+        if way is Way.LOOP:
+            return torch.stack([one(layout.views(w)) for w in draws])
+        return vmap(lambda w: one(layout.views(w)), randomness="error")(draws)
+
+
+def outputs_at(network: nn.Module, layout: Layout, tensors: Mapping[str, Tensor], x: Any) -> Tensor:
+    """Outputs ``(B, *event)`` at named tensors, for derivatives in some of them.
+
+    Args:
+        network: in eval mode.
+        layout: of the tensors.
+        tensors: by first name, as ``layout.views`` gives them.
+        x: one batch.
+    """
+    with plain_attention(_parts(network)):
+        return _function(network, layout, x)(tensors)
+
+
+def _function(network: nn.Module, layout: Layout, x: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """The outputs on one batch as a function of the named tensors."""
     names = {place: slot.name for slot in layout.slots if slot.kind != "likelihood" for place in slot.aliases}
     names = _once(network, names)
     buffers = _once(network, dict(network.named_buffers(remove_duplicate=False)))
 
-    def one(w: Tensor) -> Tensor:
-        views = layout.views(w)
+    def one(views: Mapping[str, Tensor]) -> Tensor:
         clones = {id(buffer): buffer.clone() for buffer in buffers.values()}  # no draw sees another's
         tensors = {place: clones[id(buffer)] for place, buffer in buffers.items()}
         tensors |= {place: views[name] for place, name in names.items()}
         return reduce_output(_functional(network, tensors, x))
 
-    with plain_attention(_parts(network)):
-        if way is Way.LOOP:
-            return torch.stack([one(w) for w in draws])
-        return vmap(one, randomness="error")(draws)
+    return one
 
 
 def _once(network: nn.Module, places: Mapping[str, Any]) -> dict[str, Any]:

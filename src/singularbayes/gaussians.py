@@ -81,7 +81,9 @@ class FullGaussian:
         return {"mean": self.mean, "factor": self.factor, "positions": self.positions}
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
+    """A block of a :class:`KroneckerGaussian`: its entries of the vector, its shape, its ``L`` and ``R``."""
+
     entries: slice
     shape: tuple[int, int]
     left: Tensor
@@ -146,17 +148,18 @@ class KroneckerGaussian:
     def size(self) -> int:
         return len(self.mean)
 
-    def _each(self) -> Iterator[_Block]:
+    def each_block(self) -> Iterator[Block]:
+        """The blocks, one after the other."""
         p = q = 0
         for start, m, n in self.blocks.tolist():
             left, right = self.left[p : p + m * m].view(m, m), self.right[q : q + n * n].view(n, n)
-            yield _Block(slice(start, start + m * n), (m, n), left, right)
+            yield Block(slice(start, start + m * n), (m, n), left, right)
             p, q = p + m * m, q + n * n
 
     @property
     def variance(self) -> Tensor:
         variance = self.std.square()
-        for block in self._each():
+        for block in self.each_block():
             scale = variance[block.entries].view(block.shape)
             variance[block.entries] = (block.left.square() @ scale @ block.right.square().T).flatten()
         return variance + self.factor.square().sum(1)
@@ -172,7 +175,7 @@ class KroneckerGaussian:
         wide = torch.promote_types(self.mean.dtype, noise.dtype)
         own, shared = noise[:, : self.size].to(wide), noise[:, self.size :].to(wide)
         shifts = own * self.std.to(wide)
-        for block in self._each():
+        for block in self.each_block():
             matrices = shifts[:, block.entries].view(-1, *block.shape)
             turned = block.left.to(wide) @ matrices @ block.right.T.to(wide)
             shifts[:, block.entries] = turned.flatten(1)

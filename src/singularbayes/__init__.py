@@ -11,6 +11,7 @@ from .loading import load
 from .methods import (
     IVON,
     MAP,
+    SNGP,
     ByEvidence,
     DeepEnsemble,
     DirectionPrecision,
@@ -30,9 +31,9 @@ from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
 from .mixture_posterior import MixturePosterior
 from .model import Model
-from .posterior import Posterior
 from .moments import Exact, MeanFieldLink, Moments, MonteCarlo, Probit, moments
 from .nn import factorize, linearize, merge
+from .posterior import Posterior
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
 
@@ -42,6 +43,7 @@ __all__ = [
     "IVON",
     "KL",
     "MAP",
+    "SNGP",
     "Bernoulli",
     "BernoulliPredictive",
     "ByEvidence",
@@ -64,9 +66,9 @@ __all__ = [
     "Laplace",
     "MCDropout",
     "MeanField",
+    "MeanFieldLink",
     "Mixture",
     "MixturePosterior",
-    "MeanFieldLink",
     "Model",
     "Moments",
     "MonteCarlo",

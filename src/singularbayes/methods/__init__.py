@@ -10,13 +10,15 @@ from .mixture import Mixture
 from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .precise import Precise
 from .rank_one import RankOne
+from .sngp import SNGP
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision, Mixture)
+ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision, Mixture, SNGP)
 
 __all__ = [
     "ALL",
     "IVON",
     "MAP",
+    "SNGP",
     "ByEvidence",
     "DeepEnsemble",
     "DirectionPrecision",

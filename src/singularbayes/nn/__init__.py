@@ -10,6 +10,7 @@ from .linearized import Linearized, linearization_point, linearize
 from .masks import MaskedDropout
 from .merge import merge
 from .plan import plan
+from .random_feature_head import RandomFeatureHead
 from .rank_choice import Energy
 from .rank_one import RankOneLayers, RankOneLinear, rank_one
 from .recurrent import LowRankGRU, LowRankLSTM
@@ -31,6 +32,7 @@ __all__ = [
     "LowRankMultiheadAttention",
     "LowRankTransposedLinear",
     "MaskedDropout",
+    "RandomFeatureHead",
     "RankOneLayers",
     "RankOneLinear",
     "factorize",

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ..random import forked
 from .linearized import Linearized, linearization_point, linearized_at
 from .masks import MaskedDropout
+from .random_feature_head import RandomFeatureHead
 
 __all__ = ["CHANGES", "Change", "describe", "remake", "tensors"]
 
@@ -37,6 +39,18 @@ def _masked(_module: nn.Module, facts: Facts, like: nn.Parameter) -> nn.Module:
     return MaskedDropout(tuple(facts["shape"]), facts["p"], like.device, like.dtype)
 
 
+def _head(module: nn.Module) -> Facts | None:
+    if not isinstance(module, RandomFeatureHead):
+        return None
+    names = ("in_features", "out_features", "features", "length_scale", "layer_norm")
+    return {name: getattr(module, name) for name in names}
+
+
+def _with_features(_module: nn.Module, facts: Facts, like: nn.Parameter) -> nn.Module:
+    with forked(0, "features", device=like.device):  # the values come from the file
+        return RandomFeatureHead(**facts, device=like.device, dtype=like.dtype)
+
+
 def _linear(module: nn.Module) -> Facts | None:
     return {"parameters": list(linearization_point(module))} if isinstance(module, Linearized) else None
 
@@ -54,6 +68,7 @@ def _linearized(module: nn.Module, facts: Facts, _like: nn.Parameter) -> nn.Modu
 # In the order in which they are made: a module inside another comes before it.
 CHANGES: dict[str, Change] = {
     "dropout_mask": Change(_mask, _masked),
+    "random_feature_head": Change(_head, _with_features),
     "linearized": Change(_linear, _linearized),
 }
 

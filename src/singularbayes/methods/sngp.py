@@ -1,0 +1,304 @@
+"""SNGP: one network that knows distances: spectrally bounded layers, and a Gaussian-process head on top.
+
+1. The last trained linear layer becomes random cosine features and Gaussian weights
+   (:mod:`..nn.random_feature_head`); ``s`` is the precision of their prior.
+2. Training is MAP, with every hidden linear layer and convolution kept below a spectral norm
+   (:mod:`..nn.spectral`): before each step the weights are scaled back to the bound.
+3. After it one pass builds the head's covariance ``(s I + sum_i h_i phi_i phi_i^T)^-1``
+   (:mod:`..curvature.head`). All other weights are points.
+
+    minimise  mean batch NLL + (T / N) (-log p(hidden weights) + s/2 |beta|^2)
+
+What it is not: a belief about the features; where the hidden layers collapse two inputs, it cannot tell them
+apart. The link of the authors, ``logits / sqrt(1 + lambda var)``, is
+``sb.moments(posterior, x).predictive(sb.MeanFieldLink(factor=lambda))``; ``predict`` averages over draws.
+
+References:
+    Liu et al. 2020, arXiv 2006.10108, algorithm 1; Liu et al. 2022, arXiv 2205.00403.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..curvature.head import HeadPosterior
+from ..data import to_device
+from ..distributions import KroneckerGaussian
+from ..functions import call
+from ..model import BlockPrior, Model, check_model
+from ..nn.factorize import put
+from ..nn.kernels import plain_attention
+from ..nn.linear import LowRankLinear
+from ..nn.random_feature_head import RandomFeatureHead
+from ..nn.spectral import BOUNDABLE, SpectralBound, add_vector, drop_vector
+from ..parameters import Patterns, match_names
+from ..posterior import Posterior
+from ..priors import Normal, PerParameter
+from ..probing import checked_device
+from ..random import forked
+from .learner import Bound, PointLearner, Prepared, prepare
+from .settings import check_whole
+from .training import Training, fit_learner
+
+__all__ = ["SNGP"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which layers are changed: the head's path, and the shape of one input of each bounded one."""
+
+    head: str
+    bounded: dict[str, tuple[int, ...]]
+
+
+def planned(model: Model, probe: Any, patterns: Patterns) -> Plan:
+    """Find the head and the hidden layers from one forward pass.
+
+    Raises:
+        ValueError: no trained linear layer, one that cannot be replaced, patterns that match nothing.
+    """
+    network = model.copy_network().to(model.device).eval()
+    trained = {name for slot in model.layout.of_kind("belief", "point") for name in slot.aliases}
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for path, module in network.named_modules():
+        own = {f"{path}.{leaf}".lstrip(".") for leaf, _ in module.named_parameters(recurse=False)}
+        if type(module) in BOUNDABLE and own & trained:
+
+            def note(_module: nn.Module, inputs: Any, output: Tensor, path: str = path) -> None:
+                calls[path] = [*calls.pop(path, []), (inputs[0], output)]  # the last to run comes last
+
+            module.register_forward_hook(note)
+    with torch.no_grad(), plain_attention(network.modules()):
+        call(network, to_device(probe, model.device))
+    head = next(
+        (p for p in reversed(calls) if type(network.get_submodule(p)) in (nn.Linear, LowRankLinear)), None
+    )
+    if head is None:
+        raise ValueError(
+            "SNGP replaces the last trained nn.Linear or LowRankLinear of the network by random features; "
+            "this network has none: end it with nn.Linear"
+        )
+    _check_head(model, head, calls[head])
+    hidden = [path for path in calls if path != head]
+    chosen = match_names(patterns, [(path,) for path in hidden], "bounded") if hidden else set()
+    shapes = {p: _row_shape(network.get_submodule(p), calls[p][0][0]) for p in hidden if p in chosen}
+    return Plan(head, shapes)
+
+
+def _check_head(model: Model, head: str, calls: list[tuple[Tensor, Tensor]]) -> None:
+    output = calls[-1][1]
+    if len(calls) > 1 or output.dim() != 2:
+        raise ValueError(
+            f"SNGP replaces the last trained linear layer, {head or 'the network'}; it must run once and "
+            f"give (B, K), but it runs {len(calls)} times and gives {tuple(output.shape)}"
+        )
+    for slot in model.layout.of_kind("belief", "point"):
+        inside = [name for name in slot.aliases if name.rpartition(".")[0] == head]
+        if inside and len(inside) < len(slot.aliases):
+            other = next(name for name in slot.aliases if name not in inside)
+            raise ValueError(
+                f"{inside[0]} is tied to {other}: random features cannot replace it; untie them first"
+            )
+
+
+def _row_shape(layer: nn.Module, inputs: Tensor) -> tuple[int, ...]:
+    if isinstance(layer, nn.Linear | LowRankLinear):
+        return (inputs.shape[-1],)
+    spatial = len(layer.kernel_size)  # type: ignore[arg-type]
+    return tuple(inputs.shape[-spatial - 1 :])
+
+
+def changed(model: Model, plan: Plan, method: SNGP, seed: int) -> Model:
+    """The model with the new head, and a vector at each bounded layer; it starts at the model's weights."""
+    network = model.copy_network()
+    old = network.get_submodule(plan.head)
+    like = next(old.parameters())
+    with forked(seed, "features", device=model.device):
+        head = RandomFeatureHead(
+            int(old.in_features),  # type: ignore[arg-type]
+            int(old.out_features),  # type: ignore[arg-type]
+            method.features,
+            method.length_scale,
+            method.layer_norm,
+            like.device,
+            like.dtype,
+        )
+    network = put(network, [plan.head], head)
+    kinds = {slot.name: slot.kind for slot in model.layout.of_kind("belief", "point")}
+    weight = f"{plan.head}.weight".lstrip(".")
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in kinds or name == weight)
+    for path, shape in plan.bounded.items():
+        add_vector(network.get_submodule(path), shape, seed)
+    left = {name for name, _ in network.named_parameters()} - {weight}
+    priors: dict[str, BlockPrior] = {glob.escape(weight): Normal(method.prior_precision**-0.5)}
+    for slot in model.layout.of_kind("belief"):
+        if slot.name in left:
+            prior = next(p for b, p in model.prior_blocks if b.start <= slot.start < b.stop)
+            priors[glob.escape(slot.name)] = prior
+    points = [glob.escape(name) for name, kind in kinds.items() if kind == "point" and name in left]
+    return Model(
+        network, model.likelihood, prior=PerParameter(priors), deterministic=points, normalization=True
+    )
+
+
+class BoundedLearner(PointLearner):
+    """A point estimate whose layers are scaled back to their bounds before each step."""
+
+    def __init__(self, bounds: dict[str, float], bound: Bound, start: Tensor, gradient: Tensor) -> None:
+        super().__init__(bound, start, gradient)
+        modules = {path: bound.network.get_submodule(path) for path in bounds}
+        self.bounds = [SpectralBound(modules[path], largest) for path, largest in bounds.items()]
+
+    def draw(self, noise: torch.Generator) -> None:
+        for bound in self.bounds:
+            bound.apply()
+
+
+@dataclass(frozen=True)
+class BuildBounded:
+    """Makes a :class:`BoundedLearner`."""
+
+    bounds: dict[str, float]
+
+    def size(self, model: Model) -> int:
+        return model.layout.trained
+
+    def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> BoundedLearner:
+        return BoundedLearner(self.bounds, bound, start, gradient)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNGP(Training):
+    """Spectrally bounded layers and a random-feature Gaussian-process head. Fields: see ``Training``.
+
+    It starts from the weights of ``model.network``, the head anew. Scale the inputs to about 1: the kernel's
+    length scale is in units of the last hidden layer, which the bounds tie to those of the input.
+
+    Memory is ``features^2`` numbers for Gaussian labels and ``K features^2`` for ``K`` classes.
+
+    Args:
+        features: random features of the head.
+        length_scale: of the head's kernel, in units of the last hidden activations.
+        layer_norm: normalise each row of those first (its length is then not seen).
+        norm_bound: largest spectral norm of the bounded layers; a residual block ``h + g(h)`` keeps distances
+            where ``g``'s is below 1.
+        bounded: name patterns of the hidden linear layers and convolutions that are bounded; ``()`` is none.
+        prior_precision: ``s``, of the Gaussian prior of the head's weights; the other weights have the
+            model's prior.
+        newton_steps: steps of the head's weights to their mode after training (one is exact for Gaussian
+            labels); 0 leaves them as trained.
+
+    Raises (in ``fit``):
+        ValueError: no last linear layer, or one that is tied or runs more than once; ``temperature=0``.
+
+    Example:
+        >>> import singularbayes as sb
+        >>> x = torch.randn(64, 4)
+        >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> model = sb.Model(net, sb.Categorical())
+        >>> posterior = SNGP(epochs=2, features=64).fit(model, (x, (x[:, 0] > 0).long()))
+        >>> posterior.predict(x, draws=8).mean.shape, sb.moments(posterior, x).covariance.shape
+        (torch.Size([64, 2]), torch.Size([64, 2, 2]))
+    """
+
+    features: int = 1024
+    length_scale: float = 2.0
+    layer_norm: bool = False
+    norm_bound: float = 0.95
+    bounded: Patterns = "*"
+    prior_precision: float = 1.0
+    newton_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(features=self.features)
+        if self.newton_steps:
+            check_whole(newton_steps=self.newton_steps)
+        for name in ("length_scale", "norm_bound", "prior_precision"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value!r}")
+        if self.temperature == 0:
+            raise ValueError(
+                "SNGP needs temperature above 0: without a prior its head has no posterior; use a small one"
+            )
+
+    def fit(
+        self,
+        model: Model,
+        train: Any,
+        validation: Any = None,
+        *,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> Posterior:
+        """Train, then build the head's posterior. Arguments and errors: see ``MAP.fit``."""
+        check_model(model)
+        device = checked_device(self.device) if self.device else model.device
+        data = prepare(model, self.patience, train, validation, device)
+        plan = planned(model, data.probe, self.bounded)
+        own = changed(model, plan, self, seed)
+        fitted = fit_learner(
+            own,
+            self,
+            BuildBounded(dict.fromkeys(plan.bounded, self.norm_bound)),
+            train,
+            validation,
+            seed=seed,
+            checkpoint=checkpoint,
+            progress=progress,
+            facts={"method": type(self).__name__, "numbers": own.layout.trained, "head": plan.head},
+        )
+        return self._with_head(fitted, plan, data)
+
+    def _with_head(self, fitted: Posterior, plan: Plan, data: Prepared) -> Posterior:
+        network, layout = fitted.network, fitted.layout
+        norms = {}
+        for path in plan.bounded:
+            layer = network.get_submodule(path)
+            norms[path] = SpectralBound(layer, self.norm_bound).enforce(drop_vector(layer))
+        head = network.get_submodule(plan.head)
+        assert isinstance(head, RandomFeatureHead)  # noqa: S101 - changed() put it there
+        numbers = layout.likelihood_views(fitted.distribution.mean)
+
+        def batches() -> Iterator[tuple[Any, Tensor]]:
+            for x, y in data.train.epoch(max(self.batch_size, 256), 0, 0, shuffle=False):
+                yield to_device(x, fitted.device), y.to(fitted.device)
+
+        posterior = HeadPosterior(
+            network, head, fitted.likelihood, numbers, batches, self.prior_precision, self.temperature
+        )
+        for _ in range(self.newton_steps):
+            posterior.newton()
+        mean = layout.flatten(network, numbers)
+        distribution = _distribution(mean, posterior.roots(), plan.head, fitted)
+        info = {
+            **fitted.info,
+            "numbers": fitted.info["numbers"] + distribution.right.numel(),
+            "spectral_norms": norms,
+        }
+        return Posterior(network, distribution, fitted.likelihood, layout, info)
+
+
+def _distribution(mean: Tensor, roots: Tensor, head: str, fitted: Posterior) -> KroneckerGaussian:
+    """The head's weights by rows: one root for all of them, or one for each; all else points."""
+    weight = f"{head}.weight".lstrip(".")
+    slot = next(slot for slot in fitted.layout.slots if slot.name == weight)
+    outputs, features = slot.shape
+    std = torch.zeros_like(mean)
+    std[slot.start : slot.stop] = 1
+    rows = outputs if len(roots) == 1 else 1  # of one block
+    starts = range(slot.start, slot.stop, rows * features)
+    blocks = torch.tensor([[start, rows, features] for start in starts], device=mean.device)
+    left = torch.eye(rows).flatten().repeat(len(roots)).to(mean)
+    return KroneckerGaussian(mean, std, blocks, left, roots.flatten().to(mean), mean.new_zeros(len(mean), 0))

@@ -64,7 +64,9 @@ class HeadPosterior:
             if len(total) == 1 and bool((curvatures != curvatures[:, :1]).any()):
                 total = total.repeat(outputs, 1, 1)
             for number in range(len(total)):
-                total[number] += phi.T @ (curvatures[:, number : number + 1] * phi)
+                total[number] += phi.T @ (
+                    curvatures[:, number : number + 1] * phi
+                )  # a batch in its own dtype
             gradient += slopes.T @ phi
         diagonal = self.precision * torch.eye(features, dtype=total.dtype, device=total.device)
         return total + diagonal, gradient
@@ -122,9 +124,9 @@ class HeadPosterior:
                     slopes = torch.autograd.grad(nll, point, create_graph=True)[0]
                     curvatures = [self._curvature(slopes, point, k) for k in range(point.shape[1])]
                     yield (
-                        self.head.phi(inputs).double(),
-                        slopes.detach().double() / self.temperature,
-                        torch.stack(curvatures, 1).double().clamp_min(0) / self.temperature,
+                        self.head.phi(inputs),
+                        slopes.detach() / self.temperature,
+                        torch.stack(curvatures, 1).clamp_min(0) / self.temperature,
                     )
         finally:
             handle.remove()

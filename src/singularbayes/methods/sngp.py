@@ -211,7 +211,7 @@ class SNGP(Training):
     """
 
     features: int = 1024
-    length_scale: float = 2.0
+    length_scale: float = 1.0
     layer_norm: bool = False
     norm_bound: float = 0.95
     bounded: Patterns = "*"

@@ -24,7 +24,7 @@ from ..nn.linearized import Linearized, linearization_point, linearized_network
 from ..parameters import Slot
 from ..posterior import Posterior
 from .affine import is_affine
-from .covariance import GAUSSIANS, through_root
+from .covariance import GAUSSIANS, output_covariance
 from .jacobian import Jacobian
 from .outputs import Moments
 
@@ -76,9 +76,7 @@ def moments(posterior: Posterior, x: Any) -> Moments:
         jacobian = _jacobian(posterior, mean, varying, inputs)
         done = 0
         for chunk in jacobian.chunks(inputs, count):
-            rooted = through_root(distribution, chunk.flatten(0, 1).to(mean.dtype), jacobian.entries)
-            columns = rooted.view(len(chunk), count, -1).double()
-            covariance[done : done + len(chunk)] = (columns @ columns.mT).to(covariance.dtype)
+            covariance[done : done + len(chunk)] = output_covariance(distribution, chunk, jacobian.entries)
             done += len(chunk)
     numbers = layout.likelihood_views(mean.unsqueeze(0))
     return Moments(flat, covariance, posterior.likelihood, numbers, outputs.shape[1:])

@@ -48,7 +48,7 @@ class RandomFeatureHead(nn.Module):
         in_features: int,
         out_features: int,
         features: int = 1024,
-        length_scale: float = 2.0,
+        length_scale: float = 1.0,
         layer_norm: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -100,6 +100,21 @@ def test_probit_is_near_the_integral_and_without_the_covariance_it_is_not():
     assert (moments.predictive(sb.MeanFieldLink()).mean - exact).abs().max() > 0.1
 
 
+def test_the_scale_and_bias_of_calibrated_logits_are_respected():
+    one = of([[m] for m, _ in ODDS], [[[v]] for _, v in ODDS], sb.Bernoulli(2.0, -1.5, 0.3))
+    two = two_classes()
+    two = Moments(two.mean, two.covariance, sb.Categorical(2.0, (0.5, -1.5), (0.3, -0.2)), {}, two.event)
+    for moments in (one, two):
+        exact, drawn = moments.predictive(sb.Exact()), moments.predictive(sb.MonteCarlo(draws=20_000))
+        assert not isinstance(drawn, sb.GaussianPredictive)  # MonteCarlo leaves calibration to the likelihood
+        error = drawn.probs.std(0) / math.sqrt(20_000)
+        assert ((drawn.mean - exact.mean).abs() < 4 * error).all()  # 6 free numbers: false alarm 4e-4
+        assert (moments.predictive(sb.Probit()).mean - exact.mean).abs().max() < 0.02
+        untempered = moments.likelihood.with_temperature(1.0)
+        plain = Moments(moments.mean, moments.covariance, untempered, {}, moments.event)
+        assert ((plain.predictive(sb.Exact()).mean - exact.mean).abs() > 10 * error).any()
+
+
 THREE = (
     [[1.0, 0.0, -1.0], [0.2, 0.1, 3.0]],
     [

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..likelihoods import Bernoulli, Categorical, Gaussian
 from ..predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
 from ..random import generator
+from ..scaling import scaled
 from .outputs import Moments
 from .sigmoid import log_mean_sigmoid
 
@@ -22,15 +23,18 @@ __all__ = ["Exact", "MeanFieldLink", "MonteCarlo", "Probit"]
 
 
 def _classes(moments: Moments, link: object) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the logits, divided by the calibration temperature."""
+    """Mean and covariance of the logits after their calibration, which is affine."""
     likelihood = moments.likelihood
     if not isinstance(likelihood, Categorical | Bernoulli):
         raise TypeError(
             f"{type(link).__name__} is a link for Categorical and Bernoulli, this posterior has "
             f"{type(likelihood).__name__}; use Exact() for Gaussian, MonteCarlo() for any likelihood"
         )
-    temperature = likelihood.temperature
-    return moments.mean.double() / temperature, moments.covariance.double() / temperature**2
+    settings = likelihood.temperature, likelihood.scale, likelihood.bias
+    mean = moments.mean.double()
+    units = torch.stack([torch.zeros_like(mean[0]), torch.ones_like(mean[0])])
+    slope = scaled(units, *settings).diff(dim=0)  # (1, K)
+    return scaled(mean, *settings), moments.covariance.double() * slope.T * slope
 
 
 def _difference(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ class Moments:
         """The predictive distribution of labels.
 
         All links but ``MonteCarlo`` give one component, in which ``epistemic`` is 0: the split is not in it,
-        but ``covariance`` has the epistemic part. The calibration temperature is respected.
+        but ``covariance`` has the epistemic part. What calibration left in the likelihood is respected.
 
         Args:
             link: ``MonteCarlo()`` (any likelihood), ``Probit()``, ``MeanFieldLink()`` (classes), or

@@ -24,6 +24,7 @@ __all__ = [
     "Bound",
     "Build",
     "BuildPoint",
+    "Collecting",
     "Learner",
     "PointLearner",
     "Prepared",
@@ -31,6 +32,7 @@ __all__ = [
     "TwoSided",
     "adam",
     "prepare",
+    "sgd",
     "warn_if_collapsed",
 ]
 
@@ -140,6 +142,27 @@ class Repeated(Protocol):
 
 
 @runtime_checkable
+class Collecting(Protocol):
+    """A learner that gathers something at the end of each epoch; checkpoints store and restore it.
+
+    The loop may hold the tensors of :meth:`collected` until the next :meth:`end_of_epoch`, which may write
+    into them: big columns are never copied for the sake of the last good state.
+    """
+
+    def end_of_epoch(self, epoch: int) -> None:
+        """Gather, at the trained state after ``epoch`` epochs (1 after the first)."""
+        ...
+
+    def collected(self) -> dict[str, Tensor]:
+        """All that was gathered, by name, not copied."""
+        ...
+
+    def recollect(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what :meth:`collected` gave, perhaps from a file, perhaps the very same tensors."""
+        ...
+
+
+@runtime_checkable
 class Build(Protocol):
     """Makes a learner: first the length of its trained vector, then the learner itself."""
 
@@ -156,6 +179,15 @@ def adam(vector: Tensor, learning_rate: float) -> torch.optim.Adam:
     """Adam on one flat vector, in one fused kernel."""
     fused = vector.dtype in (torch.float32, torch.float64)
     return torch.optim.Adam([vector], lr=learning_rate, fused=fused)
+
+
+def sgd(vector: Tensor, learning_rate: float, momentum: float) -> torch.optim.SGD:
+    """Stochastic gradient descent with momentum on one flat vector, in one fused kernel.
+
+    It changes its learning rate where the learner does: ``param_groups[0]["lr"]``.
+    """
+    fused = vector.dtype in (torch.float32, torch.float64)
+    return torch.optim.SGD([vector], lr=learning_rate, momentum=momentum, fused=fused)
 
 
 def warn_if_collapsed(posterior: Posterior, advice: str, size: float | None = None) -> None:

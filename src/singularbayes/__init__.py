@@ -11,6 +11,8 @@ from .loading import load
 from .methods import (
     IVON,
     MAP,
+    SWA,
+    SWAG,
     ByEvidence,
     DeepEnsemble,
     DirectionPrecision,
@@ -41,6 +43,8 @@ __all__ = [
     "IVON",
     "KL",
     "MAP",
+    "SWA",
+    "SWAG",
     "Bernoulli",
     "BernoulliPredictive",
     "ByEvidence",

@@ -10,13 +10,29 @@ from .mixture import Mixture
 from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .precise import Precise
 from .rank_one import RankOne
+from .swa import SWA
+from .swag import SWAG
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision, Mixture)
+ALL = (
+    MAP,
+    DeepEnsemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    IVON,
+    Precise,
+    DirectionPrecision,
+    SWA,
+    SWAG,
+    Mixture,
+)
 
 __all__ = [
     "ALL",
     "IVON",
     "MAP",
+    "SWA",
+    "SWAG",
     "ByEvidence",
     "DeepEnsemble",
     "DirectionPrecision",

@@ -196,6 +196,9 @@ class LowRankGaussian:
         _check_pair("LowRankGaussian", self.mean, self.std)
         if self.factor.dim() != 2 or len(self.factor) != len(self.mean):
             raise ValueError(f"factor must be ({len(self.mean)}, k), got {tuple(self.factor.shape)}")
+        # column after column: the last bits of a product depend on it, and files do not keep it
+        if not self.factor.T.is_contiguous():
+            object.__setattr__(self, "factor", self.factor.T.contiguous().T)
 
     @property
     def size(self) -> int:

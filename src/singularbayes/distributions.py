@@ -206,7 +206,8 @@ class LowRankGaussian:
 
     @property
     def variance(self) -> Tensor:
-        return self.std.square() + self.factor.square().sum(1)
+        low_rank = torch.linalg.vector_norm(self.factor, dim=1).square_()  # without a second (D, k)
+        return low_rank.addcmul_(self.std, self.std)
 
     @property
     def noise_size(self) -> int:
@@ -217,7 +218,8 @@ class LowRankGaussian:
 
     def sample(self, noise: Tensor) -> Tensor:
         diagonal, shared = noise[:, : self.size], noise[:, self.size :]
-        return torch.addcmul(self.mean, self.std, diagonal) + shared @ self.factor.T.to(shared.dtype)
+        drawn = torch.addcmul(self.mean, self.std, diagonal)
+        return drawn.addmm_(shared.to(drawn.dtype), self.factor.T.to(drawn.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "std": self.std, "factor": self.factor}

@@ -49,7 +49,7 @@ class ShuffledPass:
 
 def has_statistics(network: nn.Module, layout: Layout) -> bool:
     """Whether training moves statistics of the network; those of a body kept in eval mode do not count."""
-    return bool(_live(copy.deepcopy(network), layout))
+    return bool(layout.of_kind("statistic")) and bool(_live(copy.deepcopy(network), layout))
 
 
 def _live(network: nn.Module, layout: Layout) -> dict[nn.Module, None]:
@@ -108,9 +108,10 @@ def refreshed(
         >>> refreshed(network, layout, row, [(x, x)])
         tensor([[2., 1., 0., 4., 8.]])
     """
-    found, private = rows.clone(), copy.deepcopy(network).to(rows.device)
-    if not _live(private, layout):
+    found = rows.clone()
+    if not has_statistics(network, layout):
         return found
+    private = copy.deepcopy(network).to(rows.device)
     for row in found:
         own = copy.deepcopy(private)  # spectral norm starts from the vectors that it has
         layout.write(own, row)

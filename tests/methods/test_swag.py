@@ -11,7 +11,7 @@ from torch.optim.swa_utils import update_bn
 
 import singularbayes as sb
 from singularbayes.distributions import DiagonalGaussian, LowRankGaussian, MixtureDistribution, StoredDraws
-from singularbayes.methods import training
+from singularbayes.methods import collection, training
 from singularbayes.testing import check_method
 
 SOURCE = torch.Generator().manual_seed(0)
@@ -321,7 +321,7 @@ def test_a_resumption_that_forgets_what_was_collected_gives_other_numbers(tmp_pa
     model = sb.Model(small_net(), sb.Categorical())
     unbroken = method.fit(model, (X, Y), seed=4)
     kill(monkeypatch, method, model, tmp_path, 27)
-    monkeypatch.setattr("singularbayes.methods.collection.CollectionLearner.recollect", lambda *_: None)
+    monkeypatch.setattr(collection.CollectionLearner, "recollect", lambda *_: None)
     resumed = method.fit(model, (X, Y), seed=4, checkpoint=tmp_path)
     assert not torch.equal(unbroken.draw(6), resumed.draw(6))
 

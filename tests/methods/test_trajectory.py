@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from singularbayes.methods import trajectory as trajectory_module
 from singularbayes.methods.trajectory import Trajectory
 
 SCALES = torch.tensor([1.0, 30.0, 0.02, 5.0, 1.0], dtype=torch.float64)
@@ -107,6 +108,16 @@ def test_a_factor_lies_in_the_columns_memory_and_stays_when_the_walk_goes_on():
     whole = gathered(walk(20), rank=5)
     assert torch.equal(trajectory.mean, whole.mean)
     assert torch.allclose(trajectory.deviations, whole.deviations, rtol=1e-14)
+
+
+def test_a_vector_may_come_in_pieces_of_any_shape(monkeypatch):
+    whole = gathered(walk(), rank=3, spread=3)
+    monkeypatch.setattr(trajectory_module, "_BLOCK", 2)  # and is taken in by blocks
+    pieces = Trajectory(rank=3, spread=3)
+    for w in walk():
+        pieces.add([w[:4].view(2, 2), w[4:], w[:0]])
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(tensor, pieces.tensors()[name]), name
 
 
 def test_half_precision_is_summed_in_float32():

@@ -7,52 +7,68 @@ holds the state that grows; the method stays what it is, settings.
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from ..data import as_source
-from ..distributions import StoredDraws
 from ..model import Model, check_model
 from ..normalization import ShuffledPass, has_statistics
+from ..parameters import owner
 from ..posterior import Posterior
 from ..random import derive
 from .collection import Collection
 from .trajectory import Trajectory
 
-__all__ = ["Collector", "Finish", "training_pass"]
+__all__ = ["Collector", "Finish", "Last", "training_pass"]
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+
+
+class Last:
+    """Where a walk ended.
+
+    Args:
+        model: of the walk.
+        network: a private copy of its network: buffers and frozen parameters are those of the posterior.
+        info: plain facts.
+    """
+
+    def __init__(self, model: Model, network: nn.Module, info: Mapping[str, Any]) -> None:
+        self.network, self.info = network, dict(info)
+        slots = model.layout.of_kind("statistic")
+        self.device = next(network.parameters()).device
+        parts = [getattr(*owner(network, slot.name)).detach().reshape(-1) for slot in slots]
+        empty = torch.empty(0, dtype=model.dtype, device=self.device)
+        self.statistics = torch.cat([empty, *[part.to(empty) for part in parts]])
 
 
 @runtime_checkable
 class Finish(Protocol):
     """A method that makes a posterior of a trajectory; a frozen dataclass with the fields of Collection."""
 
-    def finish(
-        self, model: Model, last: Posterior, trajectory: Trajectory, train: Any, seed: int
+    def posterior_of(
+        self, model: Model, last: Last, trajectory: Trajectory, train: Any, seed: int
     ) -> Posterior:
-        """The posterior of a trajectory that ended at ``last``."""
+        """The posterior of a trajectory that ended at ``last``; it may keep that network."""
         ...
 
 
 def training_pass(
-    settings: Collection, model: Model, last: Posterior, train: Any, seed: int
+    settings: Collection, model: Model, last: Last, train: Any, seed: int
 ) -> Iterable[tuple[Any, Tensor]]:
     """The pass over the training data that estimates statistics of normalisation layers.
 
     Args:
         settings: for the batch size.
         model: of the fit.
-        last: whose network it is, and on which device.
+        last: where the walk ended.
         train: training data, or ``None``.
         seed: of the fit.
 
@@ -62,8 +78,8 @@ def training_pass(
     if train is not None:
         source = as_source(train, model.dtype, model.takes_integers).to(last.device)
         return ShuffledPass(source, settings.batch_size, derive(seed, "statistics"))
-    if has_statistics(last.network, last.layout):
-        first = last.layout.of_kind("statistic")[0].name
+    if has_statistics(last.network, model.layout):
+        first = model.layout.of_kind("statistic")[0].name
         raise ValueError(
             f"the network has running statistics ({first}, ...), which must be estimated anew at the "
             f"posterior's weights; pass the training data: posterior(train)"
@@ -131,7 +147,7 @@ class Collector:
             ValueError: another architecture (the tensor is named), values that are not finite.
         """
         state = network.state_dict() if isinstance(network, nn.Module) else network
-        self.trajectory.add(self._vector(state, "the network"))
+        self.trajectory.add(self._pieces(state, "the network"))
 
     def collect_folder(
         self, folder: str | Path, pattern: str | None = None, key: str | None = None
@@ -162,7 +178,7 @@ class Collector:
             raise ValueError(f"zero snapshots: no file in {folder} {wanted}")
         files.sort(key=lambda file: _natural(file.relative_to(folder).as_posix()))
         for file in files:
-            self.trajectory.add(self._vector(_state(file, key), file.relative_to(folder).as_posix()))
+            self.trajectory.add(self._pieces(_state(file, key), file.relative_to(folder).as_posix()))
         return files
 
     def posterior(self, train: Any = None, *, seed: int = 0) -> Posterior:
@@ -184,8 +200,6 @@ class Collector:
                 "collect_folder(folder)"
             )
         model, method = self.model, self.method
-        network = model.copy_network()
-        row = model.layout.flatten(network)
         general = {field.name for field in dataclasses.fields(Collection)}
         own = [f.name for f in dataclasses.fields(method) if f.name not in general]  # type: ignore[arg-type]
         info = {
@@ -193,11 +207,11 @@ class Collector:
             "seed": seed,
             "settings": {name: getattr(method, name) for name in own},
         }
-        last = Posterior(network, StoredDraws(row.unsqueeze(0)), model.likelihood, model.layout, info)
-        return method.finish(model, last, self.trajectory, train, seed)
+        last = Last(model, model.copy_network(), info)
+        return method.posterior_of(model, last, self.trajectory, train, seed)
 
-    def _vector(self, state: Mapping[str, Tensor], what: str) -> Tensor:
-        """The trained entries of a state dict as one vector."""
+    def _pieces(self, state: Mapping[str, Tensor], what: str) -> list[Tensor]:
+        """The trained tensors of a state dict, in the order of the vector."""
         network, layout = self.model.network, self.model.layout
         known = network.state_dict()
         while not known.keys() & state.keys():
@@ -216,9 +230,9 @@ class Collector:
                     f"{what}: {name} has shape {tuple(state[name].shape)}, the model's has {slot.shape}; it "
                     f"is of another architecture"
                 )
-            parts.append(state[name].detach().to(self.model.device).reshape(-1))
+            parts.append(state[name].to(self.model.device))
         self._check_rest(known, state, what)
-        return torch.cat(parts)
+        return parts
 
     def _check_rest(self, known: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> None:
         """What is not trained must be what the posterior will be read with."""
@@ -251,14 +265,7 @@ def _state(file: Path, key: str | None) -> dict[str, Tensor]:
             content: Any = safetensors.torch.load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        safetensors.SafetensorError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        OSError,
-    ) as error:
+    except Exception as error:  # whatever the bytes of a damaged file make torch's reader raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"{file} cannot be read as tensors alone ({reason}); save network.state_dict() with torch.save, "

@@ -5,6 +5,7 @@ The point estimate is here because several methods train it (MAP, MC dropout, th
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -34,6 +35,7 @@ __all__ = [
     "prepare",
     "sgd",
     "warn_if_collapsed",
+    "warn_if_narrow",
 ]
 
 _NO_WIDTH = 1e-4
@@ -200,12 +202,27 @@ def warn_if_collapsed(posterior: Posterior, advice: str, size: float | None = No
     """
     distribution, beliefs = posterior.distribution, posterior.layout.belief
     widest = distribution.variance[:beliefs].max().sqrt().item()
-    unit = distribution.mean[:beliefs].square().mean().sqrt().item() if size is None else size
+    warn_if_narrow(widest, distribution.mean[:beliefs], advice, size, stacklevel=4)
+
+
+def warn_if_narrow(
+    widest: float, mean: Tensor, advice: str, size: float | None = None, *, stacklevel: int
+) -> None:
+    """Warn if the largest standard deviation is nothing beside the weights.
+
+    Args:
+        widest: the largest standard deviation.
+        mean: of the belief.
+        advice: what to do.
+        size: what ``widest`` is compared with; by default the root mean square of the means.
+        stacklevel: of the warning.
+    """
+    unit = torch.linalg.vector_norm(mean).item() / math.sqrt(len(mean)) if size is None else size
     if widest < _NO_WIDTH * unit:
         warnings.warn(
             f"the posterior collapsed to its mean: every standard deviation is below a ten-thousandth of the "
             f"weights' size; {advice}",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

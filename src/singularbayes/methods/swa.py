@@ -22,7 +22,7 @@ from ..model import Model, check_model
 from ..normalization import refreshed
 from ..posterior import Posterior
 from .collection import BuildCollection, Collection
-from .collector import Collector, training_pass
+from .collector import Collector, Last, training_pass
 from .training import fit_learner
 from .trajectory import Trajectory
 
@@ -69,28 +69,27 @@ class SWA(Collection):
             progress=progress,
             facts={"method": type(self).__name__, "numbers": model.layout.trained},
         )
-        return self.finish(model, fitted, trajectory, train, seed)
+        return self.posterior_of(model, Last(model, fitted.network, fitted.info), trajectory, train, seed)
 
     def collector(self, model: Model) -> Collector:
         """For a loop of your own, or checkpoints: averages what it is given. See :class:`Collector`."""
         return Collector(model, Trajectory(rank=0, spread=0), self)
 
-    def finish(
-        self, model: Model, last: Posterior, trajectory: Trajectory, train: Any, seed: int
+    def posterior_of(
+        self, model: Model, last: Last, trajectory: Trajectory, train: Any, seed: int
     ) -> Posterior:
         """The posterior at the trajectory's mean.
 
         Args:
             model: of the fit.
-            last: the walk's last point, as a posterior.
+            last: where the walk ended.
             trajectory: of trained vectors.
             train: training data, for statistics of normalisation layers; ``None`` if there are none.
             seed: of the order of the data.
         """
-        layout = last.layout
-        statistics = last.distribution.mean[layout.trained :]
-        rows = torch.cat([trajectory.mean.to(statistics), statistics]).unsqueeze(0)
+        layout = model.layout
+        rows = torch.cat([trajectory.mean.to(model.dtype), last.statistics]).unsqueeze(0)
         rows = refreshed(last.network, layout, rows, training_pass(self, model, last, train, seed))
         info = {**last.info, "numbers": layout.trained, "collected": trajectory.count}
         layout.write(last.network, rows[0])
-        return Posterior(last.network, StoredDraws(rows), last.likelihood, layout, info)
+        return Posterior(last.network, StoredDraws(rows), model.likelihood, layout, info)

@@ -30,8 +30,8 @@ from ..normalization import has_statistics, refreshed
 from ..posterior import Posterior
 from ..random import derive
 from .collection import BuildCollection, Collection
-from .collector import Collector, training_pass
-from .learner import warn_if_collapsed
+from .collector import Collector, Last, training_pass
+from .learner import warn_if_narrow
 from .settings import check_whole
 from .training import fit_learner
 from .trajectory import Trajectory
@@ -49,15 +49,18 @@ def gaussian(trajectory: Trajectory, scale: float, statistics: Tensor) -> Diagon
     """
     low_rank, dtype = trajectory.kept > 1, statistics.dtype
     share = 0.5 * scale if low_rank else scale
-    after = (0, len(statistics))
-    std = F.pad(trajectory.variance.mul_(share).sqrt_().to(dtype), after)
+    std = _followed_by(trajectory.variance.mul_(share).sqrt_().to(dtype), torch.zeros_like(statistics))
     if not low_rank:
         return DiagonalGaussian(torch.cat([trajectory.mean.to(dtype), statistics]), std)
     factor = trajectory.factor(math.sqrt(share / (trajectory.kept - 1))).to(dtype)
-    mean = trajectory.mean.to(dtype)  # after the factor: it lends the mean as well
     if len(statistics):
-        mean, factor = torch.cat([mean, statistics]), F.pad(factor, (0, 0, *after))
-    return LowRankGaussian(mean, std, factor)
+        factor = F.pad(factor, (0, 0, 0, len(statistics)))
+    # the mean after the factor, which lends it as well
+    return LowRankGaussian(_followed_by(trajectory.mean.to(dtype), statistics), std, factor)
+
+
+def _followed_by(one: Tensor, two: Tensor) -> Tensor:
+    return torch.cat([one, two]) if len(two) else one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,32 +136,33 @@ class SWAG(Collection):
             progress=progress,
             facts={"method": type(self).__name__},
         )
-        return self.finish(model, fitted, trajectory, train, seed)
+        return self.posterior_of(model, Last(model, fitted.network, fitted.info), trajectory, train, seed)
 
     def collector(self, model: Model) -> Collector:
         """For a loop of your own, or checkpoints: ``swag.collect(network)``. See :class:`Collector`."""
         return Collector(model, self._trajectory(model), self)
 
-    def finish(
-        self, model: Model, last: Posterior, trajectory: Trajectory, train: Any, seed: int
+    def posterior_of(
+        self, model: Model, last: Last, trajectory: Trajectory, train: Any, seed: int
     ) -> Posterior:
         """The posterior around the trajectory's mean.
 
         Args:
             model: of the fit.
-            last: the walk's last point, as a posterior.
+            last: where the walk ended.
             trajectory: of trained vectors.
             train: training data, for statistics of normalisation layers; ``None`` if there are none.
             seed: of the stored draws and the order of the data.
         """
-        layout, network = last.layout, last.network
-        around = gaussian(trajectory, self.scale, last.distribution.mean[layout.trained :])
+        layout, network = model.layout, last.network
+        around = gaussian(trajectory, self.scale, last.statistics)
         columns = around.factor.shape[1] if isinstance(around, LowRankGaussian) else 0
         numbers = layout.trained + (1 + columns) * layout.belief
         info = {**last.info, "numbers": numbers, "collected": trajectory.count}
         layout.write(network, around.mean)
-        posterior = Posterior(network, around, last.likelihood, layout, info)
-        warn_if_collapsed(posterior, "collect more iterates, or raise collect_rate or scale")
+        posterior = Posterior(network, around, model.likelihood, layout, info)
+        widest, mean = around.std.max().item(), around.mean[: layout.belief]
+        warn_if_narrow(widest, mean, "collect more iterates, or raise collect_rate or scale", stacklevel=4)
         if not has_statistics(network, layout):
             return posterior
         rows = posterior.draw(self.stored_draws, derive(seed, "stored draws"))
@@ -166,4 +170,4 @@ class SWAG(Collection):
         info = {**info, "numbers": self.stored_draws * layout.trained}
         stored = StoredDraws(rows)
         layout.write(network, stored.mean)
-        return Posterior(network, stored, last.likelihood, layout, info)
+        return Posterior(network, stored, model.likelihood, layout, info)

@@ -5,7 +5,7 @@
     column_n = w_n - mean_n,                                      the last ``rank`` of them are kept
 
 The variance is never a difference of two large moments, so it stays right in float32 where the weights are
-far from 0. One vector of scratch is all that a step allocates.
+far from 0. A step allocates one block of a vector.
 
 References:
     Welford 1962, "Note on a method for calculating corrected sums of squares and products". Maddox et al.
@@ -14,13 +14,16 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 __all__ = ["Trajectory"]
+
+_BLOCK = 2**18  # entries at a time: what a step needs beside what it keeps
 
 
 class Trajectory:
@@ -58,46 +61,61 @@ class Trajectory:
         return min(self.count, self.rank)
 
     @torch.no_grad()
-    def add(self, w: Float[Tensor, " d"]) -> None:
+    def add(self, w: Float[Tensor, " d"] | Sequence[Tensor]) -> None:
         """Take in one vector; it is not kept.
+
+        Args:
+            w: the vector, or pieces that make it up in this order, each of any shape.
 
         Raises:
             ValueError: another length than before, or entries that are not finite.
         """
-        w = w.detach()
-        if w.dtype not in (torch.float32, torch.float64):
-            w = w.float()
-        if self.count and w.shape != self._mean.shape:
+        pieces = [piece.detach().reshape(-1) for piece in ([w] if isinstance(w, Tensor) else w)]
+        size = sum(map(len, pieces))
+        if self.count and size != len(self._mean):
             raise ValueError(
-                f"the vectors before had {len(self._mean)} entries, this one has {len(w)}: they must be of "
-                f"one network"
+                f"the vectors before had {len(self._mean)} entries, this one has {size}: they must be of one "
+                f"network"
             )
-        if not bool(torch.isfinite(w).all()):
+        if not all(_is_finite(piece) for piece in pieces):
             raise ValueError(
                 f"vector {self.count + 1} has entries that are nan or infinite: the training that it comes "
                 f"from went wrong; lower its learning rate"
             )
-        spread = self._begin(w)
+        self._begin(size, pieces[0])
         self._own()
-        position = self.count % self.rank if self.rank else 0
         self.count += 1
-        change = w - self._mean
-        self._mean.add_(change, alpha=1 / self.count)
-        if not (self.rank or spread):
-            return
-        after = self._columns[position, :spread] if self.rank else torch.empty_like(self._sum)
-        torch.sub(w[:spread], self._mean[:spread], out=after)
-        self._sum.addcmul_(change[:spread], after)
+        start = 0
+        for piece in pieces:
+            for block in piece.split(_BLOCK):
+                self._add_block(block.to(self._mean.dtype), slice(start, start + len(block)))
+                start += len(block)
 
-    def _begin(self, w: Tensor) -> int:
-        """Make room at the first vector; the number of entries with a variance."""
-        spread = len(w) if self.spread is None else min(self.spread, len(w))
+    def _add_block(self, w: Tensor, part: slice) -> None:
+        mean = self._mean[part]
+        change = w - mean
+        mean.add_(change, alpha=1 / self.count)
+        spread = slice(part.start, min(part.stop, len(self._sum)))
+        inside = spread.stop - spread.start
+        if inside <= 0:
+            return
+        if self.rank:
+            after = self._columns[(self.count - 1) % self.rank, spread]
+        else:
+            after = torch.empty_like(change[:inside])
+        torch.sub(w[:inside], mean[:inside], out=after)
+        self._sum[spread].addcmul_(change[:inside], after)
+
+    def _begin(self, size: int, like: Tensor) -> None:
+        """Make room at the first vector."""
         if self.count == 0:
-            self._mean, self._sum = torch.zeros_like(w), torch.zeros_like(w[:spread])
-            self._columns = w.new_empty(self.rank, len(w))  # no page of it is touched before it is needed
+            dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
+            spread = size if self.spread is None else min(self.spread, size)
+            self._mean, self._sum = (like.new_zeros(n, dtype=dtype) for n in (size, spread))
+            # no page of it is touched before it is needed
+            self._columns = like.new_empty(self.rank, size, dtype=dtype)
             self._columns[:, spread:] = 0
             self._scale, self._lent = 1.0, False
-        return spread
 
     def _own(self) -> None:
         """Before a change: what was lent stays with the borrower, and the columns are plain again."""
@@ -182,3 +200,8 @@ class Trajectory:
             room[: len(columns)] = columns
             columns = room
         self._columns = columns
+
+
+def _is_finite(w: Tensor) -> bool:
+    """Without a copy of ``w``."""
+    return len(w) == 0 or all(math.isfinite(end) for end in torch.stack(torch.aminmax(w)).tolist())

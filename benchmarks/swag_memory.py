@@ -5,8 +5,8 @@
 Three cases have the limit of 100 MB, each above the peak of the same process without SWAG:
 
 * *collect*: the network is there, and 40 of its snapshots are collected by ``swag.collect(network)``.
-* *posterior*: the same, then ``swag.posterior()``, with the collector still there. Any posterior has a private
-  copy of the network, so that copy is part of the baseline (and 4 MB more above the user's network alone).
+* *posterior*: the same, then ``swag.posterior()``, with the collector still there. Any posterior has a copy
+  of the network of its own: that copy is part of the baseline (without it, 4 MB more).
 * *fit*: ``SWAG.fit`` above ``SWA.fit`` of the same epochs, which trains the same way and keeps the mean.
 
 Two more are for orientation: *predict*, with blocks of 8 draws of a million numbers as for every method; and
@@ -19,7 +19,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from torch import nn

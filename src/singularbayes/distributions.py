@@ -196,6 +196,9 @@ class LowRankGaussian:
         _check_pair("LowRankGaussian", self.mean, self.std)
         if self.factor.dim() != 2 or len(self.factor) != len(self.mean):
             raise ValueError(f"factor must be ({len(self.mean)}, k), got {tuple(self.factor.shape)}")
+        # column after column: the last bits of a product depend on it, and files do not keep it
+        if not self.factor.T.is_contiguous():
+            object.__setattr__(self, "factor", self.factor.T.contiguous().T)
 
     @property
     def size(self) -> int:
@@ -203,7 +206,8 @@ class LowRankGaussian:
 
     @property
     def variance(self) -> Tensor:
-        return self.std.square() + self.factor.square().sum(1)
+        low_rank = torch.linalg.vector_norm(self.factor, dim=1).square_()  # without a second (D, k)
+        return low_rank.addcmul_(self.std, self.std)
 
     @property
     def noise_size(self) -> int:
@@ -214,7 +218,8 @@ class LowRankGaussian:
 
     def sample(self, noise: Tensor) -> Tensor:
         diagonal, shared = noise[:, : self.size], noise[:, self.size :]
-        return torch.addcmul(self.mean, self.std, diagonal) + shared @ self.factor.T.to(shared.dtype)
+        drawn = torch.addcmul(self.mean, self.std, diagonal)
+        return drawn.addmm_(shared.to(drawn.dtype), self.factor.T.to(drawn.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "std": self.std, "factor": self.factor}

@@ -11,14 +11,31 @@ from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .precise import Precise
 from .rank_one import RankOne
 from .sngp import SNGP
+from .swa import SWA
+from .swag import SWAG
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision, Mixture, SNGP)
+ALL = (
+    MAP,
+    SWA,
+    DeepEnsemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    IVON,
+    Precise,
+    DirectionPrecision,
+    SWAG,
+    SNGP,
+    Mixture,
+)
 
 __all__ = [
     "ALL",
     "IVON",
     "MAP",
     "SNGP",
+    "SWA",
+    "SWAG",
     "ByEvidence",
     "DeepEnsemble",
     "DirectionPrecision",

@@ -5,6 +5,7 @@ The point estimate is here because several methods train it (MAP, MC dropout, th
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +25,7 @@ __all__ = [
     "Bound",
     "Build",
     "BuildPoint",
+    "Collecting",
     "Learner",
     "PointLearner",
     "Prepared",
@@ -31,7 +33,9 @@ __all__ = [
     "TwoSided",
     "adam",
     "prepare",
+    "sgd",
     "warn_if_collapsed",
+    "warn_if_narrow",
 ]
 
 _NO_WIDTH = 1e-4
@@ -140,6 +144,27 @@ class Repeated(Protocol):
 
 
 @runtime_checkable
+class Collecting(Protocol):
+    """A learner that gathers something at the end of each epoch; checkpoints store and restore it.
+
+    The loop may hold the tensors of :meth:`collected` until the next :meth:`end_of_epoch`, which may write
+    into them: big columns are never copied for the sake of the last good state.
+    """
+
+    def end_of_epoch(self, epoch: int) -> None:
+        """Gather, at the trained state after ``epoch`` epochs (1 after the first)."""
+        ...
+
+    def collected(self) -> dict[str, Tensor]:
+        """All that was gathered, by name, not copied."""
+        ...
+
+    def recollect(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what :meth:`collected` gave, perhaps from a file, perhaps the very same tensors."""
+        ...
+
+
+@runtime_checkable
 class Build(Protocol):
     """Makes a learner: first the length of its trained vector, then the learner itself."""
 
@@ -158,6 +183,15 @@ def adam(vector: Tensor, learning_rate: float) -> torch.optim.Adam:
     return torch.optim.Adam([vector], lr=learning_rate, fused=fused)
 
 
+def sgd(vector: Tensor, learning_rate: float, momentum: float) -> torch.optim.SGD:
+    """Stochastic gradient descent with momentum on one flat vector, in one fused kernel.
+
+    It changes its learning rate where the learner does: ``param_groups[0]["lr"]``.
+    """
+    fused = vector.dtype in (torch.float32, torch.float64)
+    return torch.optim.SGD([vector], lr=learning_rate, momentum=momentum, fused=fused)
+
+
 def warn_if_collapsed(posterior: Posterior, advice: str, size: float | None = None) -> None:
     """Warn of a posterior without width, whose draws are one network, and say what to do.
 
@@ -168,12 +202,27 @@ def warn_if_collapsed(posterior: Posterior, advice: str, size: float | None = No
     """
     distribution, beliefs = posterior.distribution, posterior.layout.belief
     widest = distribution.variance[:beliefs].max().sqrt().item()
-    unit = distribution.mean[:beliefs].square().mean().sqrt().item() if size is None else size
+    warn_if_narrow(widest, distribution.mean[:beliefs], advice, size, stacklevel=4)
+
+
+def warn_if_narrow(
+    widest: float, mean: Tensor, advice: str, size: float | None = None, *, stacklevel: int
+) -> None:
+    """Warn if the largest standard deviation is nothing beside the weights.
+
+    Args:
+        widest: the largest standard deviation.
+        mean: of the belief.
+        advice: what to do.
+        size: what ``widest`` is compared with; by default the root mean square of the means.
+        stacklevel: of the warning.
+    """
+    unit = torch.linalg.vector_norm(mean).item() / math.sqrt(len(mean)) if size is None else size
     if widest < _NO_WIDTH * unit:
         warnings.warn(
             f"the posterior collapsed to its mean: every standard deviation is below a ten-thousandth of the "
             f"weights' size; {advice}",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

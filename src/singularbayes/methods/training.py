@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,25 +32,15 @@ from ..probing import checked_device, restless_frozen_parts
 from ..random import forked, generator
 from . import resume
 from .distributed import Ranks
-from .learner import Bound, Build, Prepared, Repeated, TwoSided, prepare
+from .health import TrainingDiverged, warn_if_constant, warn_of_frozen
+from .learner import Bound, Build, Collecting, Prepared, Repeated, TwoSided, prepare
 from .progress import Progress, shown
 from .settings import Schedule, Training
 
 __all__ = ["Run", "Schedule", "Training", "TrainingDiverged", "fit_learner"]
 
 _CHECKPOINT_SECONDS = 20.0
-
-
-class TrainingDiverged(FloatingPointError):  # noqa: N818 - public; it names what happened
-    """The loss became nan or infinite.
-
-    Attributes:
-        posterior: the last good state, from the end of the epoch before.
-    """
-
-    def __init__(self, message: str, posterior: Posterior) -> None:
-        super().__init__(message)
-        self.posterior = posterior
+_COLLECTED = "collected."
 
 
 def _start(model: Model, device: torch.device) -> Tensor:
@@ -75,6 +64,7 @@ class Run:
         learner = self.learner
         self.mirrored = learner if isinstance(learner, TwoSided) and learner.sides == 2 else None
         self.draws = learner.draws if isinstance(learner, Repeated) else 1
+        self.collecting = learner if isinstance(learner, Collecting) else None
         vector = learner.vector
         vector.grad = learner.gradient
         self.optimizer = learner.optimizer(settings.learning_rate)
@@ -179,14 +169,25 @@ class Run:
     # Snapshots
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything that training moves, copied."""
+        """Everything that training moves, copied; what a learner has collected, as its own tensors.
+
+        Those hold until the learner collects again: long enough for the last good state, which is replaced
+        right after. The best one, which is kept longer, copies them (:meth:`kept`).
+        """
         parts = {"vector": self.learner.vector.detach().clone()}
         parts |= {f"buffer.{name}": b.clone() for name, b in self.bound.network.named_buffers()}
         for name, value in (
             self.optimizer.state[self.learner.vector] if self.optimizer.state else {}
         ).items():
             parts[f"optimizer.{name}"] = value.clone()
+        if self.collecting is not None:
+            parts |= {f"{_COLLECTED}{name}": t for name, t in self.collecting.collected().items()}
         return parts
+
+    def kept(self) -> dict[str, Tensor]:
+        """A snapshot all of whose tensors are copies."""
+        parts = self.snapshot()
+        return parts | {n: t.clone() for n, t in parts.items() if n.startswith(_COLLECTED)}
 
     @torch.no_grad()
     def restore(self, parts: dict[str, Tensor]) -> None:
@@ -201,6 +202,9 @@ class Run:
         if own:
             device = self.learner.vector.device  # fused Adam counts its steps on the device too
             self.optimizer.state[self.learner.vector] = {name: t.to(device) for name, t in own.items()}
+        if self.collecting is not None:
+            gathered = {n.removeprefix(_COLLECTED): t for n, t in parts.items() if n.startswith(_COLLECTED)}
+            self.collecting.recollect(gathered)
 
     def posterior(self, info: dict[str, Any]) -> Posterior:
         """The posterior at the present state, on a network of its own."""
@@ -271,25 +275,15 @@ def fit_learner(
                 f"epochs={settings.epochs}; ask for at least as many epochs, or choose another folder"
             )
         run.restore(run.good)
+        run.good = run.snapshot()  # no second copy of what was collected
     run.ranks.check_equal(f"{mark} {run.state.epoch}")
-    _warn_of_frozen(restless_frozen_parts(model, run.bound.network.train(), dropout=not dropout))
+    warn_of_frozen(restless_frozen_parts(model, run.bound.network.train(), dropout=not dropout))
     with shown(facts["method"], settings.epochs, False if run.ranks.rank else progress) as display:
         _epochs(run, folder, mark, validation_draws, display, facts)
     if run.best is not None:
         run.restore(run.best)
     _check_end(run, facts)
     return run.posterior(_info(run, facts))
-
-
-def _warn_of_frozen(parts: dict[str, list[str]]) -> None:
-    for path, names in parts.items():
-        warnings.warn(
-            f"nothing in {path} is trained, yet train mode changes what it computes: {', '.join(names[:3])}"
-            f"{', ...' if len(names) > 3 else ''} (dropout, or statistics of a normalisation, that run while "
-            f"the rest is trained). To keep it as it is, let its class stay in eval mode: "
-            f"def train(self, mode=True): return super().train(False)",
-            stacklevel=4,
-        )
 
 
 def _epochs(
@@ -315,12 +309,14 @@ def _epochs(
             )
             raise TrainingDiverged(message, run.posterior(_info(run, facts))) from None
         state.epoch += 1
+        if run.collecting is not None:
+            run.collecting.end_of_epoch(state.epoch)
         if run.data.validation is not None:
             record["validation_nll"] = run.validation_loss(*run.data.validation, validation_draws)
             if record["validation_nll"] < state.best_loss:
                 state.best_loss, state.best_epoch = record["validation_nll"], state.epoch
                 if settings.patience is not None:
-                    run.best = run.snapshot()
+                    run.best = run.kept()
             elif settings.patience is not None and state.epoch - state.best_epoch >= settings.patience:
                 state.stopped = True
         run.good = run.snapshot()
@@ -374,12 +370,4 @@ def _check_end(run: Run, facts: dict[str, Any]) -> None:
             run.posterior(_info(run, facts)),
         )
     run.model.likelihood.warn_if_degenerate(outputs, run.bound.likelihood_numbers)
-    if isinstance(x, Tensor) and bool((x == x[:1]).all()):
-        return  # equal inputs: equal predictions are right
-    spread = outputs.std(0) if len(outputs) > 1 else torch.ones(())
-    if bool((spread <= 1e-5 * (1 + outputs.abs().amax(0))).all()):
-        warnings.warn(
-            f"the fit predicts the same for every input: it collapsed to the prior, or is far from the "
-            f"optimum; lower temperature (now {run.settings.temperature}), weaken the prior, or train longer",
-            stacklevel=3,
-        )
+    warn_if_constant(x, outputs, run.settings.temperature)

@@ -416,6 +416,17 @@ def test_a_save_that_is_killed_leaves_the_mixture_of_before(tmp_path, monkeypatc
     assert same(new, sb.load(tmp_path, networks(3)[::-1]))
 
 
+def test_a_folder_holds_one_kind_of_posterior_so_that_the_last_one_saved_is_the_one_loaded(tmp_path):
+    mixture = classes()
+    mixture.save(tmp_path / "mixture")
+    with pytest.raises(ValueError, match=r"holds a mixture already .*this is a posterior"):
+        mixture.members[0].save(tmp_path / "mixture")
+    mixture.members[0].save(tmp_path / "single")
+    with pytest.raises(ValueError, match=r"holds a posterior already .*this is a mixture"):
+        mixture.save(tmp_path / "single")
+    assert same(mixture, sb.load(tmp_path / "mixture", networks(3)))
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -174,12 +174,12 @@ def test_the_members_of_an_ensemble_with_equal_weights_are_the_ensemble_bit_for_
 
 
 def test_a_mixture_of_mixtures_is_the_mixture_of_all():
-    flat = numbers()
+    flat = MixturePosterior(numbers().members, [0.1, 0.54, 0.36])
     inner = MixturePosterior(flat.members[1:], [0.6, 0.4])
-    outer = MixturePosterior([flat.members[0], inner], [0.5, 0.5])
+    outer = MixturePosterior([flat.members[0], inner], [0.1, 0.9])
     predictive = outer.predict(X, 30)
     assert predictive.weights.sum().item() == pytest.approx(1, abs=1e-12)
-    assert predictive.weights[15:].sum().item() == pytest.approx(0.5, abs=1e-12)
+    assert predictive.weights[15:].sum().item() == pytest.approx(0.9, abs=1e-12)
     n = 1200
     gap = (outer.predict(X, n).mean - flat.predict(X, n).mean).abs()
     error = (2 * flat.predict(X, n).epistemic / (n / 4)).sqrt()

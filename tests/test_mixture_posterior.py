@@ -174,12 +174,12 @@ def test_the_members_of_an_ensemble_with_equal_weights_are_the_ensemble_bit_for_
 
 
 def test_a_mixture_of_mixtures_is_the_mixture_of_all():
-    flat = numbers()
+    flat = MixturePosterior(numbers().members, [0.1, 0.54, 0.36])
     inner = MixturePosterior(flat.members[1:], [0.6, 0.4])
-    outer = MixturePosterior([flat.members[0], inner], [0.5, 0.5])
+    outer = MixturePosterior([flat.members[0], inner], [0.1, 0.9])
     predictive = outer.predict(X, 30)
     assert predictive.weights.sum().item() == pytest.approx(1, abs=1e-12)
-    assert predictive.weights[15:].sum().item() == pytest.approx(0.5, abs=1e-12)
+    assert predictive.weights[15:].sum().item() == pytest.approx(0.9, abs=1e-12)
     n = 1200
     gap = (outer.predict(X, n).mean - flat.predict(X, n).mean).abs()
     error = (2 * flat.predict(X, n).epistemic / (n / 4)).sqrt()
@@ -414,6 +414,17 @@ def test_a_save_that_is_killed_leaves_the_mixture_of_before(tmp_path, monkeypatc
     assert len(list(tmp_path.iterdir())) == 4  # nothing of the old one, nothing half-written
     new.save(tmp_path)  # the same once more
     assert same(new, sb.load(tmp_path, networks(3)[::-1]))
+
+
+def test_a_folder_holds_one_kind_of_posterior_so_that_the_last_one_saved_is_the_one_loaded(tmp_path):
+    mixture = classes()
+    mixture.save(tmp_path / "mixture")
+    with pytest.raises(ValueError, match=r"holds a mixture already .*this is a posterior"):
+        mixture.members[0].save(tmp_path / "mixture")
+    mixture.members[0].save(tmp_path / "single")
+    with pytest.raises(ValueError, match=r"holds a posterior already .*this is a mixture"):
+        mixture.save(tmp_path / "single")
+    assert same(mixture, sb.load(tmp_path / "mixture", networks(3)))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from . import checkpoint
 from .data import as_source, gather
 from .predictive import CategoricalPredictive, Predictive
 from .random import derive
-from .saving import plain
+from .saving import plain, refuse_another_kind
 from .temperature import best_temperature
 
 __all__ = ["MixturePosterior", "WholeLikelihood", "pooled", "shared_out"]
@@ -136,8 +136,8 @@ class MixturePosterior:
     ask a member for its own.
 
     Args:
-        members: posteriors, or anything with ``predict(x, draws, seed, batch_size)``, ``likelihood.task`` and
-            ``info``.
+        members: posteriors, or anything with ``predict(x, draws, seed, batch_size)``, ``support``,
+            ``likelihood.task`` and ``info``.
         weights: of the members, 0 or more, with sum 1. A member of weight 0 is kept and not predicted with.
         info: plain facts, as a posterior's.
         temperature: of the whole, see :meth:`calibrate`.
@@ -273,8 +273,12 @@ class MixturePosterior:
         """Write ``mixture.json`` and a folder for each member to ``folder``; read it with ``sb.load``.
 
         The mixture is written whole or not at all: a run that is killed leaves the one of before.
+
+        Raises:
+            ValueError: the folder holds a posterior of one network.
         """
         folder = Path(folder)
+        refuse_another_kind(folder, STEM)
         folder.mkdir(parents=True, exist_ok=True)
         names = [_save_member(folder, number, member) for number, member in enumerate(self.members)]
         content = {

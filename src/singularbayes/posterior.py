@@ -315,7 +315,7 @@ class Posterior:
         The files are written whole or not at all.
 
         Raises:
-            TypeError: a likelihood that is not the library's own.
+            ValueError: the folder holds a mixture.
         """
         parts = saving.Parts(self.network, self.distribution, self.likelihood, self.layout, self.info)
         saving.write(folder, parts)

@@ -22,10 +22,11 @@ from .nn import remade
 from .parameters import Layout, owner
 from .recalibrated import Recalibrated
 
-__all__ = ["FORMAT", "Parts", "plain", "read", "write"]
+__all__ = ["FORMAT", "Parts", "plain", "read", "refuse_another_kind", "write"]
 
 FORMAT = 2
 _STEM = "posterior"
+_STEMS = (_STEM, "mixture")  # files that a folder holds one of
 
 
 class Parts(NamedTuple):
@@ -43,6 +44,7 @@ def write(folder: str | Path, parts: Parts) -> None:
 
     Of a likelihood of the user's own only the name is kept: it must be handed to ``load`` again.
     """
+    refuse_another_kind(folder, _STEM)
     network, distribution, likelihood, layout, info = parts
     kind = type(likelihood).__name__
     inside = likelihood.likelihood if isinstance(likelihood, Recalibrated) else likelihood
@@ -62,6 +64,20 @@ def write(folder: str | Path, parts: Parts) -> None:
         "info": plain(info),
     }
     checkpoint.write_pair(folder, _STEM, {**tensors, **rest}, content)
+
+
+def refuse_another_kind(folder: str | Path, stem: str) -> None:
+    """A folder holds one posterior or one mixture: what is saved last must be what is loaded.
+
+    Raises:
+        ValueError: the folder holds the other kind.
+    """
+    for other in _STEMS:
+        if other != stem and (Path(folder) / f"{other}.json").exists():
+            raise ValueError(
+                f"{folder} holds a {other} already ({other}.json), and this is a {stem}; choose another "
+                f"folder, or delete that one"
+            )
 
 
 def plain(value: Any) -> Any:

@@ -175,6 +175,7 @@ def test_an_infinite_threshold_survives_strict_json(tmp_path):
     with pytest.warns(UserWarning, match="too few"):
         fitted = conformal_sets(predictive, labels_of(predictive, 2), level=0.9)
     assert fitted.sets(predictive).all()
+    assert fitted.to_dict()["threshold"] is None
     fitted.save(tmp_path / "sets.json")
     assert json.loads((tmp_path / "sets.json").read_text())["threshold"] is None
     assert ConformalSets.load(tmp_path / "sets.json") == fitted

@@ -85,8 +85,9 @@ def test_mean_variance_and_density_stay_those_of_the_mixture():
 def test_each_output_has_its_own_map():
     source = torch.Generator().manual_seed(0)
     y = torch.randn(800, 2, generator=source, dtype=torch.float64) * torch.tensor([0.2, 1.5])
-    means = torch.zeros(1, 800, 2).double()
-    low, high = fitted(means, y).predictive(means[:, :1], {}).interval(0.9)
+    means = torch.tensor([0.0, 100.0]).double().expand(1, 800, 2)
+    low, high = fitted(means, means[0] + y).predictive(means[:, :1], {}).interval(0.9)
+    assert ((low + high) / 2)[0].tolist() == pytest.approx([0.0, 100.0], abs=0.3)
     assert (high - low)[0].tolist() == pytest.approx([2 * 1.645 * 0.2, 2 * 1.645 * 1.5], rel=0.15)
 
 

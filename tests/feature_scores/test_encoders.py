@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import singularbayes as sb
+from singularbayes.distributions import StoredDraws
 from singularbayes.feature_scores import Energy, Frozen, Inputs, Mahalanobis, NearestNeighbours, Penultimate
 from singularbayes.feature_scores import encoders as encoders_module
+from singularbayes.parameters import Layout
+from singularbayes.posterior import Posterior
 
 X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1, 1.0])
 
@@ -63,6 +66,15 @@ def test_a_posterior_is_taken_at_its_mean_and_left_alone():
         posterior.layout.write(network, posterior.distribution.mean)
     torch.testing.assert_close(Penultimate(posterior)(X).float(), torch.tanh(network.body(X)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in posterior.network.state_dict().items())
+
+
+def test_the_mean_counts_and_not_what_the_posteriors_network_happens_to_hold():
+    network = Backwards()
+    layout = Layout.of(network)
+    row = layout.flatten(network) + 1.0
+    posterior = Posterior(network, StoredDraws(row.unsqueeze(0)), sb.Categorical(), layout, {})
+    expected = torch.tanh(X @ (network.body.weight + 1).T + network.body.bias + 1)
+    torch.testing.assert_close(Penultimate(posterior)(X).float(), expected)
 
 
 def test_an_ensemble_has_no_mean_network_and_says_so():

@@ -107,6 +107,16 @@ def test_a_singular_covariance_is_an_error_without_shrinkage_and_stated_with_it(
     assert 1 < float(scores.min()) < float(scores.max()) < 1e4
 
 
+def test_a_covariance_that_is_singular_but_for_rounding_is_an_error_too():
+    # two columns that differ in their eighth digit: the smallest eigenvalue is rounding, of either sign
+    rng = np.random.default_rng(0)
+    for seed in range(6):
+        x = np.random.default_rng(seed).normal(size=(50, 2))
+        x[:, 1] = x[:, 0] + 1e-9 * rng.normal(size=50)
+        with pytest.raises(ValueError, match="2 features from 50 rows is singular"):
+            Mahalanobis(shrinkage=0.0).fit(Inputs(), x)
+
+
 def planted(rule) -> float:
     """AUROC against rows far off along a direction of little spread, where no single feature is unusual."""
     (x, y), (inside, _) = features(600, 0), features(200, 1)

@@ -12,7 +12,6 @@ likelihood: calibrating twice is calibrating once.
 from __future__ import annotations
 
 from ..likelihoods import Likelihood
-from ..recalibrated import Recalibrated
 from .calibration import Calibration
 from .isotonic import IsotonicIntervals
 from .temperature import Temperature
@@ -23,7 +22,6 @@ __all__ = ["Calibration", "IsotonicIntervals", "Temperature", "VectorScaling", "
 
 def uncalibrated(likelihood: Likelihood) -> Likelihood:
     """The same likelihood as it was trained: temperature 1, no scale or bias, no recalibration."""
-    plain = likelihood.likelihood if isinstance(likelihood, Recalibrated) else likelihood
-    plain = plain.with_temperature(1.0)
+    plain = likelihood.with_temperature(1.0)  # a recalibrated one hands over the likelihood inside
     with_scaling = getattr(plain, "with_scaling", None)
     return plain if with_scaling is None else with_scaling(None, None)

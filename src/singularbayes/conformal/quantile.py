@@ -55,7 +55,7 @@ def conformal_quantile(scores: Tensor, level: float) -> Tensor:
     if count == 0 or bool(scores.isnan().any()):
         raise ValueError(f"got {count} calibration scores, {int(scores.isnan().sum())} of them nan; expected "
                          f"at least one, all numbers")  # fmt: skip
-    rank = math.ceil(round((count + 1) * level, 9))  # 0.55 * 20 is 11.000000000000002
+    rank = math.ceil(round((count + 1) * level, 9))  # 0.07 * 100 is 7.000000000000001
     if rank > count:
         needed = math.ceil(round(level / (1 - level), 9))
         warnings.warn(

@@ -21,7 +21,7 @@ from .methods.mean_field import Gradient
 from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
 from .model import Model
-from .nn import factorize, merge
+from .nn import factorize, linearize, merge
 from .posterior import Posterior, load
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
@@ -63,6 +63,7 @@ __all__ = [
     "diagnose",
     "evaluate",
     "factorize",
+    "linearize",
     "load",
     "merge",
     "metrics",

@@ -12,22 +12,23 @@ They agree to 1e-5, not bitwise.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
 
+from .nn.kernels import plain_attention
+from .nn.linearized import Linearized, linearized_network
+from .nn.outputs import call, reduce_output
 from .nn.recurrence import LowRankRecurrent
 from .parameters import Layout, owner
 from .stacked import Workspace, evaluate_chain, is_chain
 
-__all__ = ["Way", "call", "evaluate", "way_for"]
+__all__ = ["Way", "call", "evaluate", "reduce_output", "way_for"]
 
 # The fused recurrent kernels and weight_norm have no batching rule.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, LowRankRecurrent, ParametrizationList)
@@ -45,48 +46,17 @@ def way_for(network: nn.Module) -> Way:
     """The way for a network in eval mode, by the types of its modules."""
     if is_chain(network):
         return Way.STACKED
-    for module in network.modules():
+    for module in _parts(network):
         hugging_face = any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
         if hugging_face or isinstance(module, _LOOPED):
             return Way.LOOP
     return Way.VMAP
 
 
-def call(network: nn.Module, x: Any) -> Tensor:
-    """The network's output as one tensor: ``logits`` of a dict or model output, a tuple's first entry."""
-    output = network(**x) if isinstance(x, Mapping) else network(*x) if isinstance(x, tuple) else network(x)
-    return reduce_output(output)
-
-
-def reduce_output(output: Any) -> Tensor:
-    """One tensor out of whatever a network returns."""
-    if isinstance(output, Tensor):
-        return output
-    if hasattr(output, "logits"):
-        return output.logits
-    if isinstance(output, Mapping) and "logits" in output:
-        return output["logits"]
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise TypeError(
-        f"the network must return a tensor, an object with .logits, or a tuple that begins with a tensor; "
-        f"got {type(output).__name__}"
-    )
-
-
-@contextlib.contextmanager
-def _plain_attention(network: nn.Module) -> Iterator[None]:
-    """Attention by the plain kernel, fast path off: the way that batches over draws."""
-    if not any("attention" in type(module).__name__.lower() for module in network.modules()):
-        yield
-        return
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+def _parts(network: nn.Module) -> list[nn.Module]:
+    """Its modules, and the networks that linearised ones among them stand for."""
+    modules = list(network.modules())
+    return [*modules, *(linearized_network(module) for module in modules if isinstance(module, Linearized))]
 
 
 def evaluate(
@@ -121,7 +91,7 @@ def evaluate(
         tensors |= {place: views[name] for place, name in names.items()}
         return reduce_output(_functional(network, tensors, x))
 
-    with _plain_attention(network):
+    with plain_attention(_parts(network)):
         if way is Way.LOOP:
             return torch.stack([one(w) for w in draws])
         return vmap(one, randomness="error")(draws)

@@ -6,6 +6,7 @@ from .directional import DirectionalLinear
 from .embedding import LowRankEmbedding
 from .factorize import factorize
 from .linear import LowRankLinear
+from .linearized import Linearized, linearization_point, linearize
 from .masks import MaskedDropout
 from .merge import merge
 from .plan import plan
@@ -19,6 +20,7 @@ __all__ = [
     "DirectionalLinear",
     "Energy",
     "Factorization",
+    "Linearized",
     "LowRankConv1d",
     "LowRankConv2d",
     "LowRankConv3d",
@@ -32,6 +34,8 @@ __all__ = [
     "RankOneLayers",
     "RankOneLinear",
     "factorize",
+    "linearization_point",
+    "linearize",
     "merge",
     "plan",
     "rank_one",

@@ -22,6 +22,7 @@ from .convolution import LowRankConv1d, LowRankConv2d, LowRankConv3d
 from .embedding import LowRankEmbedding
 from .factors import quiet_ranks
 from .linear import LowRankLinear
+from .linearized import Linearized
 from .recurrent import LowRankGRU, LowRankLSTM
 from .references import plain_references
 from .transposed import LowRankTransposedLinear
@@ -97,6 +98,11 @@ def refuse(network: nn.Module) -> None:
         if hasattr(module, "_orig_mod"):
             raise ValueError(
                 f"{name or 'the network'} was compiled; use its ._orig_mod instead, and compile afterwards"
+            )
+        if isinstance(module, Linearized):
+            raise ValueError(
+                f"{name or 'the network'} is linearised around the tensors that it has: its layers cannot be "
+                f"replaced. Convert the network first, then linearise it"
             )
         computed = [leaf for leaf, value in vars(module).items()
                     if isinstance(value, Tensor) and value.grad_fn is not None]  # fmt: skip

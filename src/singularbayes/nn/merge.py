@@ -20,6 +20,7 @@ from .conversion import refuse
 from .embedding import LowRankEmbedding
 from .factorize import put
 from .linear import LowRankLinear
+from .linearized import Linearized
 from .nested import keep_off
 from .pretrained import weight_ties
 from .references import plain_references
@@ -101,6 +102,11 @@ def _refuse_entangled(network: nn.Module) -> None:
 
 def merge_own(network: nn.Module) -> nn.Module:
     """:func:`merge` in place, for a network that is nobody else's; gives the network."""
+    if any(isinstance(module, Linearized) for module in network.modules()):
+        raise ValueError(
+            "a linearised network is no network of stock layers; posterior.functions(draws, x) gives its "
+            "outputs"
+        )
     found: dict[int, list[str]] = {}
     for name, module in network.named_modules(remove_duplicate=False):
         if hasattr(module, "to_layer"):

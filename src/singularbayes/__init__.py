@@ -1,6 +1,15 @@
 """Bayesian neural networks that stay small and know when they do not know."""
 
 from . import metrics, nn, scores, theory
+from .curvature import (
+    DiagonalCurvature,
+    FullCurvature,
+    KroneckerCurvature,
+    LastLayer,
+    MarginalLikelihood,
+    OnlineMarginalLikelihood,
+    Validation,
+)
 from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
@@ -11,6 +20,7 @@ from .methods import (
     DeepEnsemble,
     DirectionPrecision,
     GGNDirections,
+    LaplaceApproximation,
     MCDropout,
     MeanField,
     Precise,
@@ -38,19 +48,26 @@ __all__ = [
     "CategoricalPredictive",
     "DeepEnsemble",
     "Diagnosis",
+    "DiagonalCurvature",
     "DirectionPrecision",
     "Evaluation",
     "Family",
+    "FullCurvature",
     "GGNDirections",
     "Gaussian",
     "GaussianPredictive",
     "Gradient",
     "HeteroscedasticGaussian",
+    "KroneckerCurvature",
     "Laplace",
+    "LaplaceApproximation",
+    "LastLayer",
     "MCDropout",
+    "MarginalLikelihood",
     "MeanField",
     "Model",
     "Normal",
+    "OnlineMarginalLikelihood",
     "PerParameter",
     "Posterior",
     "Precise",
@@ -59,6 +76,7 @@ __all__ = [
     "ScaleMixture",
     "Schedule",
     "TrainingDiverged",
+    "Validation",
     "VariationalModule",
     "diagnose",
     "evaluate",

@@ -3,13 +3,24 @@
 from .deep_ensemble import DeepEnsemble
 from .direction_precision import DirectionPrecision, GGNDirections, RandomDirections
 from .ivon import IVON
+from .laplace_approximation import LaplaceApproximation
 from .map import MAP
 from .mc_dropout import MCDropout
 from .mean_field import MeanField
 from .precise import Precise
 from .rank_one import RankOne
 
-ALL = (MAP, DeepEnsemble, MCDropout, MeanField, RankOne, IVON, Precise, DirectionPrecision)
+ALL = (
+    MAP,
+    DeepEnsemble,
+    MCDropout,
+    MeanField,
+    RankOne,
+    IVON,
+    Precise,
+    DirectionPrecision,
+    LaplaceApproximation,
+)
 
 __all__ = [
     "ALL",
@@ -18,6 +29,7 @@ __all__ = [
     "DeepEnsemble",
     "DirectionPrecision",
     "GGNDirections",
+    "LaplaceApproximation",
     "MCDropout",
     "MeanField",
     "Precise",

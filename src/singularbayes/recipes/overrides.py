@@ -17,7 +17,7 @@ __all__ = ["check_overrides", "flag_fields", "overridden"]
 
 _METHODS = ("member", "point")  # fields that hold a method themselves
 # objects; no text on a command line is one
-_NOT_FLAGS = {"directions", "executor", "network", "convert", *_METHODS}
+_NOT_FLAGS = {"directions", "executor", "network", "convert", "structure", "prior_precision", *_METHODS}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 

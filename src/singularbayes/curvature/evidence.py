@@ -144,7 +144,7 @@ class MarginalLikelihood:
         found = minimize(
             loss, best, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9}
         )
-        _warn_of_bounds(found.x[:groups], evidence.slots)
+        _warn_of_bounds(found.x[:groups].tolist(), evidence.slots)
         precision, log_noise = split(torch.tensor(found.x, dtype=torch.float64, device=device))
         return Found(precision, None if log_noise is None else math.exp(log_noise.item()))
 

@@ -84,8 +84,8 @@ class FullCurvature:
         if expansion.size > self.limit:
             raise ValueError(
                 f"FullCurvature of {expansion.size:,} entries is a matrix of {expansion.size**2:.1e} "
-                f"numbers, above limit={self.limit:,} entries; use KroneckerCurvature() or DiagonalCurvature(), "
-                f"subset=LastLayer(), or raise the limit"
+                f"numbers, above limit={self.limit:,} entries; use KroneckerCurvature() or "
+                f"DiagonalCurvature(), subset=LastLayer(), or raise the limit"
             )
 
     def measure(self, expansion: Expansion) -> Measured:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from . import checkpoint, distributions, likelihoods
 from .likelihoods import Likelihood
-from .nn.masks import MaskedDropout
+from .nn import remade
 from .parameters import Layout, owner
 
 __all__ = ["FORMAT", "Parts", "read", "write"]
 
-FORMAT = 1
+FORMAT = 2
 _STEM = "posterior"
 
 
@@ -46,17 +46,16 @@ def write(folder: str | Path, parts: Parts) -> None:
     kind = type(likelihood).__name__
     known = likelihoods.KINDS.get(kind) is type(likelihood)
     covered = {name for slot in layout.slots for name in slot.aliases}
-    state = _tensors(network)
+    state = remade.tensors(network)
     rest = {f"rest.{name}": tensor for name, tensor in state.items() if name not in covered}
     tensors = {f"distribution.{name}": t for name, t in distribution.tensors().items()}
-    masked = {name: m.p for name, m in network.named_modules() if isinstance(m, MaskedDropout)}
     content = {
         "format": FORMAT,
         "library": "singularbayes",
         "distribution": distributions.describe(distribution),
         "likelihood": {"kind": kind, **likelihood.to_dict()} if known else {"own": kind},
         "layout": layout.to_dict(),
-        "dropout": masked,
+        "changes": remade.describe(network),
         "network": repr(network),
         "info": _plain(info),
     }
@@ -77,13 +76,13 @@ def _plain(value: Any) -> Any:
 def read(folder: str | Path, network: nn.Module, likelihood: Likelihood | None) -> Parts:
     """The parts that :func:`write` wrote; arguments and errors: see ``load``."""
     tensors, content = checkpoint.read_pair(folder, _STEM)
-    if content.get("library") != "singularbayes" or content.get("format") != FORMAT:
+    if content.get("library") != "singularbayes" or content.get("format") not in (1, FORMAT):
         raise ValueError(
-            f"{folder} holds format {content.get('format')!r}, this version reads format {FORMAT}"
+            f"{folder} holds format {content.get('format')!r}, this version reads formats 1 to {FORMAT}"
         )
     layout = Layout.from_dict(content["layout"])
-    private = copy.deepcopy(network)
-    _put_masks(private, layout, content["dropout"])
+    changes = content["changes"] if content["format"] == FORMAT else _masks(content["dropout"], layout)
+    private = remade.remake(copy.deepcopy(network), changes)
     _check_fit(private, layout)
     _load_rest(private, _part(tensors, "rest"))
     if content.get("network") != repr(private):
@@ -106,14 +105,13 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
 
 
-def _put_masks(network: nn.Module, layout: Layout, rates: Mapping[str, float]) -> None:
-    """Dropout layers whose masks are drawn, in place of the network's own."""
-    for name, p in rates.items():
-        slot = next(slot for slot in layout.slots if slot.name == f"{name}.mask")
-        parent, _, leaf = name.rpartition(".")
-        reference = next(network.parameters())
-        mask = MaskedDropout(slot.shape, p, reference.device, reference.dtype)
-        setattr(network.get_submodule(parent), leaf, mask)
+def _masks(rates: Mapping[str, float], layout: Layout) -> list[dict[str, Any]]:
+    """The changes that format 1 knew: dropout layers whose masks are drawn, and their rates."""
+    shapes = {slot.name: slot.shape for slot in layout.of_kind("mask")}
+    return [
+        {"kind": "dropout_mask", "path": path, "shape": shapes[f"{path}.mask"], "p": p}
+        for path, p in rates.items()
+    ]
 
 
 def _check_fit(network: nn.Module, layout: Layout) -> None:
@@ -137,7 +135,7 @@ def _check_fit(network: nn.Module, layout: Layout) -> None:
 
 def _load_rest(network: nn.Module, rest: dict[str, Tensor]) -> None:
     """What the flat vector does not cover: frozen parameters, other buffers."""
-    state = _tensors(network)
+    state = remade.tensors(network)
     unknown = [name for name, t in rest.items() if name not in state or state[name].shape != t.shape]
     if unknown:
         raise ValueError(
@@ -146,11 +144,6 @@ def _load_rest(network: nn.Module, rest: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in rest.items():
             state[name].copy_(tensor)
-
-
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, those that a state_dict leaves out too."""
-    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
 def _likelihood(content: Mapping[str, Any], folder: str | Path) -> Likelihood:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,17 +26,25 @@ from ..likelihoods import Gaussian
 from ..parameters import Slot
 from .expansion import Measured
 
-__all__ = ["Evidence", "Found", "MarginalLikelihood"]
+__all__ = ["Evidence", "Found", "MarginalLikelihood", "warn_of_bounds"]
 
 _WIDEST = math.log(1e8)  # log precisions lie within this of 0
+_LARGE = math.log(1e4)
 _GRID = np.linspace(-12, 12, 25)
 
 
 class Found(NamedTuple):
-    """A prior precision of each chosen tensor, and the noise's standard deviation where it was tuned too."""
+    """What a search found.
+
+    Attributes:
+        precision: the prior's, of each chosen tensor.
+        noise: standard deviation of the noise, where it was tuned too.
+        at_bound: tensors (or "all") in whose precision the evidence rises without end.
+    """
 
     precision: Float[Tensor, " L"]
-    noise: float | None
+    noise: float | None = None
+    at_bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +124,7 @@ class MarginalLikelihood:
             )
 
     def maximise(self, evidence: Evidence) -> Found:
-        """Coarse grid over one precision, then L-BFGS on the logarithms.
-
-        Warns:
-            UserWarning: a precision at the bound of the search.
-        """
+        """Coarse grid over one precision, then L-BFGS on the logarithms."""
         groups = len(evidence.slots) if self.per_tensor else 1
         start_noise = [math.log(evidence.noise)] if self.noise and evidence.noise is not None else []
 
@@ -141,20 +144,33 @@ class MarginalLikelihood:
         starts = [np.array([log_precision] * groups + start_noise) for log_precision in _GRID]
         best = min(starts, key=lambda start: loss(start)[0])
         bounds = [(-_WIDEST, _WIDEST)] * groups + [(noise - 12, noise + 12) for noise in start_noise]
-        found = minimize(
-            loss, best, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9}
+        options = {"ftol": 1e-15, "gtol": 1e-9}
+        point = minimize(loss, best, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+        at_bound = [group for group in range(groups) if _runs_off(loss, point, group)]
+        names = [slot.name for slot in evidence.slots] if self.per_tensor else ["all"]
+        precision, log_noise = split(torch.tensor(point, dtype=torch.float64, device=device))
+        noise = None if log_noise is None else math.exp(log_noise.item())
+        return Found(precision, noise, tuple(names[group] for group in at_bound))
+
+
+def _runs_off(loss: Any, point: Any, group: int) -> bool:
+    """Whether the evidence rises without end in one precision; the point is then put at the bound."""
+    if abs(point[group]) >= _WIDEST - 1e-6:
+        return True
+    further = point.copy()
+    further[group] = _WIDEST
+    if point[group] < _LARGE or loss(further)[0] > loss(point)[0]:
+        return False
+    point[group] = _WIDEST
+    return True
+
+
+def warn_of_bounds(found: Found) -> None:
+    """Say which tensors the evidence prunes."""
+    if found.at_bound:
+        warnings.warn(
+            f"the evidence has no maximum over the prior precision of {', '.join(found.at_bound)}, which "
+            f"stands at the bound of the search: the data do not need these numbers, which are 0 or near it. "
+            f"Leave them out of subset=, or give the model Normal(std) and no search",
+            stacklevel=4,
         )
-        _warn_of_bounds(found.x[:groups].tolist(), evidence.slots)
-        precision, log_noise = split(torch.tensor(found.x, dtype=torch.float64, device=device))
-        return Found(precision, None if log_noise is None else math.exp(log_noise.item()))
-
-
-def _warn_of_bounds(log_precisions: Sequence[float], slots: tuple[Slot, ...]) -> None:
-    names = [slot.name for slot in slots] if len(log_precisions) > 1 else ["all"]
-    for name, value in zip(names, log_precisions, strict=len(log_precisions) > 1):
-        if abs(value) > _WIDEST - 1e-6:
-            warnings.warn(
-                f"the evidence has no maximum over the prior precision of {name}: it stops at the bound "
-                f"{math.exp(value):.0e}. Weights at 0 exactly, or far from 1, do that; give Normal(std)",
-                stacklevel=4,
-            )

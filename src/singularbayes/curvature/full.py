@@ -60,7 +60,7 @@ class Full:
             )
         identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
         root = torch.linalg.solve_triangular(factor.T, identity, upper=True)
-        return FullGaussian(row, root.to(row), self.positions)
+        return FullGaussian(row, root.to(row).contiguous(), self.positions)  # as a file has it
 
     def jitter(self, precision: Tensor, scale: Tensor) -> float:
         return self._factor(precision, scale)[1]

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..curvature.evidence import Evidence, Found, MarginalLikelihood
+from ..curvature.evidence import Evidence, Found, MarginalLikelihood, warn_of_bounds
 from ..curvature.expansion import Measured, Structure
 from ..curvature.kronecker import KroneckerCurvature
 from ..curvature.online_evidence import OnlineMarginalLikelihood, with_noise, with_precision
@@ -137,20 +137,22 @@ class LaplaceApproximation:
                 the structure cannot cover (named, with what to use).
 
         Warns:
-            UserWarning: curvature that is indefinite or singular and was mended; how much is in ``info``.
+            UserWarning: curvature that is indefinite or singular and was mended (how much is in ``info``);
+                tensors whose prior precision the evidence raises without end.
         """
         check_model(model)
         began = time.perf_counter()
         data, chosen = self._checked(model, train, validation)
         rounds: list[dict[str, Any]] = []
-        choice = self.prior_precision
+        choice, last = self.prior_precision, None
         if isinstance(choice, OnlineMarginalLikelihood):
             online = choice
 
             def maximise(present: Model) -> tuple[Found, dict[str, Any]]:
+                nonlocal last
                 fit = self._measured(present, data)
-                found = _maximised(online.update, fit)
-                return found, _facts(fit, found)
+                last = _maximised(online.update, fit)
+                return last, _facts(fit, last)
 
             model, rounds = online.train(
                 model,
@@ -164,6 +166,7 @@ class LaplaceApproximation:
             )
         fit = self._measured(model, data)
         found = self._precision(fit, data, seed)
+        warn_of_bounds(found if last is None else last)
         posterior = self._posterior(fit, found)
         posterior.info |= {
             "method": type(self).__name__,
@@ -225,12 +228,12 @@ class LaplaceApproximation:
         present = _prior_precision(fit.model, fit.chosen)
         if isinstance(choice, Validation) and data.validation is not None:
             best = choice.best(
-                lambda value: self._posterior(fit, Found(torch.full_like(present, value), None)),
+                lambda value: self._posterior(fit, Found(torch.full_like(present, value))),
                 *data.validation,
                 seed,
             )
-            return Found(torch.full_like(present, best), None)
-        return Found(present, None)
+            return Found(torch.full_like(present, best))
+        return Found(present)
 
     def _posterior(self, fit: _Fit, found: Found) -> Posterior:
         tuned = with_noise(fit.model, found.noise)
@@ -303,7 +306,7 @@ def _log_noise(model: Model) -> Tensor | None:
 def _maximised(choice: MarginalLikelihood, fit: _Fit) -> Found:
     found, likelihood = choice.maximise(fit.evidence), fit.model.likelihood
     noise = None if found.noise is None else found.noise / math.sqrt(likelihood.temperature)
-    return Found(found.precision, noise)
+    return found._replace(noise=noise)
 
 
 def _facts(fit: _Fit, found: Found) -> dict[str, Any]:
@@ -317,5 +320,6 @@ def _facts(fit: _Fit, found: Found) -> dict[str, Any]:
         "log_marginal_likelihood": fit.evidence(found.precision, log_noise).item(),
         "log_likelihood": fit.evidence.log_likelihood(log_noise).item(),
         "prior_precision": dict(zip(names, found.precision.tolist(), strict=True)),
+        "at_bound": list(found.at_bound),
     }
     return facts if found.noise is None else {**facts, "noise": found.noise}

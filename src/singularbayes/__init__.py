@@ -3,6 +3,15 @@
 from . import conformal, feature_scores, metrics, nn, scores, theory
 from .calibration import IsotonicIntervals, Temperature, VectorScaling
 from .conformal import conformal_intervals, conformal_sets
+from .curvature import (
+    DiagonalCurvature,
+    FullCurvature,
+    KroneckerCurvature,
+    LastLayer,
+    MarginalLikelihood,
+    OnlineMarginalLikelihood,
+    Validation,
+)
 from .diagnosis import Diagnosis, diagnose
 from .divergence import KL, Family
 from .evaluation import Evaluation, evaluate
@@ -20,6 +29,7 @@ from .methods import (
     Equal,
     GGNDirections,
     Given,
+    LaplaceApproximation,
     MCDropout,
     MeanField,
     Mixture,
@@ -55,11 +65,13 @@ __all__ = [
     "CategoricalPredictive",
     "DeepEnsemble",
     "Diagnosis",
+    "DiagonalCurvature",
     "DirectionPrecision",
     "Equal",
     "Evaluation",
     "Exact",
     "Family",
+    "FullCurvature",
     "GGNDirections",
     "Gaussian",
     "GaussianPredictive",
@@ -67,8 +79,12 @@ __all__ = [
     "Gradient",
     "HeteroscedasticGaussian",
     "IsotonicIntervals",
+    "KroneckerCurvature",
     "Laplace",
+    "LaplaceApproximation",
+    "LastLayer",
     "MCDropout",
+    "MarginalLikelihood",
     "MeanField",
     "MeanFieldLink",
     "Mixture",
@@ -77,6 +93,7 @@ __all__ = [
     "Moments",
     "MonteCarlo",
     "Normal",
+    "OnlineMarginalLikelihood",
     "PerParameter",
     "Posterior",
     "Precise",
@@ -88,6 +105,7 @@ __all__ = [
     "Stacked",
     "Temperature",
     "TrainingDiverged",
+    "Validation",
     "VariationalModule",
     "VectorScaling",
     "conformal",

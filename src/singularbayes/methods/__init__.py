@@ -3,6 +3,7 @@
 from .deep_ensemble import DeepEnsemble
 from .direction_precision import DirectionPrecision, GGNDirections, RandomDirections
 from .ivon import IVON
+from .laplace_approximation import LaplaceApproximation
 from .map import MAP
 from .mc_dropout import MCDropout
 from .mean_field import MeanField
@@ -25,6 +26,7 @@ ALL = (
     Precise,
     DirectionPrecision,
     SWAG,
+    LaplaceApproximation,
     SNGP,
     Mixture,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "Equal",
     "GGNDirections",
     "Given",
+    "LaplaceApproximation",
     "MCDropout",
     "MeanField",
     "Mixture",

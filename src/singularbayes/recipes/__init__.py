@@ -2,6 +2,7 @@
 
 from . import beijing, digits, icu, sine, structures
 from .folder import RunFolder, open_folder, slug, summary, write_report
+from .jobs import processes
 from .nearest import did_you_mean
 from .overrides import flag_fields
 from .recipe import Plan, Recipe, Run
@@ -31,6 +32,7 @@ __all__ = [
     "did_you_mean",
     "flag_fields",
     "open_folder",
+    "processes",
     "run_recipe",
     "slug",
     "summary",

@@ -1,6 +1,6 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
-from . import beijing, digits, icu, sine, structures
+from . import beijing, digits, icu, sine, structures, uci
 from .folder import RunFolder, open_folder, slug, summary, write_report
 from .jobs import processes
 from .nearest import did_you_mean
@@ -20,6 +20,7 @@ ALL: dict[str, Recipe] = {
         beijing.RECIPE,
         beijing.PAPER,
         structures.BEIJING,
+        *uci.RECIPES,
     )
 }
 

@@ -1,6 +1,6 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
-from . import beijing, digits, icu, sine, structures, uci
+from . import beijing, digits, icu, images, sine, structures, uci
 from .folder import RunFolder, open_folder, slug, summary, write_report
 from .jobs import processes
 from .nearest import did_you_mean
@@ -21,6 +21,8 @@ ALL: dict[str, Recipe] = {
         beijing.PAPER,
         structures.BEIJING,
         *uci.RECIPES,
+        images.FASHION,
+        images.CIFAR,
     )
 }
 

@@ -34,6 +34,7 @@ Data = Annotated[Path | None, typer.Option(help="Folder with the recipe's data, 
 Seeds = Annotated[int, typer.Option(help="Number of seeds, from 0.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished jobs in --out and go on.")]
 Bootstrap = Annotated[int, typer.Option(help="Resamples of the 95% intervals.")]
+Jobs = Annotated[int, typer.Option(help="Fits at a time, each in a process of its own.")]
 
 
 class UsageError(Exception):
@@ -142,6 +143,7 @@ def run(
     out: Out = Path("runs/RECIPE"),
     resume: Resume = False,
     bootstrap: Bootstrap = 1000,
+    jobs: Jobs = 1,
 ) -> None:
     """Run a recipe.
 
@@ -160,6 +162,7 @@ def run(
         overrides=overrides,
         bootstrap=bootstrap,
         resume=resume,
+        jobs=jobs,
     )
 
 
@@ -169,26 +172,33 @@ def _check_flags(overrides: dict[str, Any]) -> None:
 
     fields = {name for names in method_flags().values() for name in names}
     for name in set(overrides) - fields:
-        near = get_close_matches(name, ("method", "seeds", "data", "out", "resume", "bootstrap"), 1, 0.75)
+        own = ("method", "seeds", "data", "out", "resume", "bootstrap", "jobs")
+        near = get_close_matches(name, own, 1, 0.75)
         if near and not get_close_matches(name, fields, 1, 0.75):
             raise UsageError(f"run has no flag {_flag(name)}; did you mean {_flag(near[0])}?")
 
 
-def _run(recipe: Any, out: Path, **options: Any) -> None:
+def _run(recipe: Any, out: Path, *, jobs: int = 1, **options: Any) -> None:
+    from contextlib import nullcontext
+
     import torch
 
-    from .recipes import run_recipe
+    from .recipes import processes, run_recipe
 
+    if jobs < 1:
+        raise UsageError(f"jobs must be at least 1, got {jobs}")
     torch.set_num_threads(recipe.threads)
     console = Console()
     console.print(f"[bold]{recipe.title}[/bold]\n{recipe.what}")
-    folder = run_recipe(
-        recipe,
-        out,
-        command=_command(),
-        say=lambda text: console.print(f"  {text}", highlight=False),
-        **options,
-    )
+    with nullcontext() if jobs == 1 else processes(jobs) as executor:
+        folder = run_recipe(
+            recipe,
+            out,
+            executor=executor,
+            command=_command(),
+            say=lambda text: console.print(f"  {text}", highlight=False),
+            **options,
+        )
     _print_results(console, folder)
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
 

@@ -220,7 +220,7 @@ def test_a_recipe_without_calibration_is_evaluated_once_and_says_uncalibrated(tm
         calls.append(options["name"])
         return sb.evaluate(*args, **options)
 
-    monkeypatch.setattr("singularbayes.recipes.running.evaluate", counted)
+    monkeypatch.setattr("singularbayes.recipes.jobs.evaluate", counted)
     recipe = replace(RECIPE, calibrate=False)
     folder = run_recipe(recipe, tmp_path / "out", methods=["map"], bootstrap=5)
     assert calls == ["MAP"]
@@ -251,7 +251,7 @@ def test_every_job_keeps_what_made_it_and_the_report_gives_the_range(finished, t
 
 
 def test_results_of_another_version_are_refused(finished, monkeypatch):
-    monkeypatch.setattr("singularbayes.recipes.running.metadata.version", lambda name: "0.0.0")
+    monkeypatch.setattr("singularbayes.recipes.jobs.metadata.version", lambda name: "0.0.0")
     with pytest.raises(ValueError, match="another version of singularbayes"):
         run_recipe(RECIPE, finished.path, seeds=2, bootstrap=20, resume=True)
 

@@ -1,7 +1,8 @@
 """Worked examples on real data: each a file with data, networks and settings; one runner for all."""
 
-from . import beijing, digits, icu, sine, structures
+from . import beijing, digits, icu, images, sine, structures, uci
 from .folder import RunFolder, open_folder, slug, summary, write_report
+from .jobs import processes
 from .nearest import did_you_mean
 from .overrides import flag_fields
 from .recipe import Plan, Recipe, Run
@@ -19,6 +20,9 @@ ALL: dict[str, Recipe] = {
         beijing.RECIPE,
         beijing.PAPER,
         structures.BEIJING,
+        *uci.RECIPES,
+        images.FASHION,
+        images.CIFAR,
     )
 }
 
@@ -31,6 +35,7 @@ __all__ = [
     "did_you_mean",
     "flag_fields",
     "open_folder",
+    "processes",
     "run_recipe",
     "slug",
     "summary",

@@ -34,6 +34,9 @@ class Plan:
         uses_validation: hand the validation set to ``fit`` even where its method has no ``patience`` (which
             needs it); calibration uses it in any case.
         deterministic: patterns of parameters that are point estimates.
+        likelihood: of this plan, where it is not the recipe's.
+        joins_validation: fit to train and validation together: for a method that chooses nothing, in a recipe
+            that does not calibrate.
     """
 
     network: Callable[[], nn.Module]
@@ -41,6 +44,15 @@ class Plan:
     method: Any
     uses_validation: bool = False
     deterministic: Sequence[str] = ()
+    likelihood: Likelihood | None = None
+    joins_validation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.joins_validation and self.needs_validation:
+            raise ValueError(
+                "joins_validation=True trains on the validation set, which early stopping (patience) or "
+                "uses_validation=True needs held out; choose one"
+            )
 
     @property
     def needs_validation(self) -> bool:
@@ -49,8 +61,10 @@ class Plan:
         return self.uses_validation or any(patience is not None for patience in stops)
 
     def model(self, network: nn.Module, likelihood: Likelihood) -> Model:
-        """The model around a start network."""
-        return Model(network, likelihood, prior=self.prior, deterministic=tuple(self.deterministic))
+        """The model around a start network; ``likelihood`` is the recipe's."""
+        return Model(
+            network, self.likelihood or likelihood, prior=self.prior, deterministic=tuple(self.deterministic)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +105,8 @@ class Recipe:
         threads: of torch, as the command line sets them; networks this small lose by a second one, much so
             beside other work.
         calibrate: fit a temperature on the validation set; ``False`` where it has too few errors to tell one.
-        varies_data: draw new data for every seed (synthetic data), else the splits are those of seed 0.
+        varies_data: the data of every seed are its own (drawn anew, or the next of several splits), else the
+            splits are those of seed 0.
     """
 
     name: str
@@ -106,6 +121,14 @@ class Recipe:
     varies_data: bool = False
     calibrate: bool = True
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        joined = [name for name, plan in self.plans.items() if plan.joins_validation]
+        if joined and self.calibrate:
+            raise ValueError(
+                f"plan {joined[0]!r} trains on the validation set (joins_validation), so it can't be "
+                f"calibrated on it; set calibrate=False"
+            )
 
 
 def all_low_rank(network: nn.Module, rank: int) -> nn.Module:

@@ -5,7 +5,7 @@
 (20, 1)
 """
 
-from singularbayes.recipes.data import beijing, digits, icu, sine
+from singularbayes.recipes.data import beijing, digits, icu, images, sine, uci
 from singularbayes.recipes.data.splits import Splits, Units
 
-__all__ = ["Splits", "Units", "beijing", "digits", "icu", "sine"]
+__all__ = ["Splits", "Units", "beijing", "digits", "icu", "images", "sine", "uci"]

@@ -455,6 +455,10 @@ def test_members_that_do_not_fit_together_are_refused():
         MixturePosterior([one, other], [0.5, 0.5])
     with pytest.raises(ValueError, match=r"member 1 predicts 4 classes .* member 0 3 classes"):
         MixturePosterior([one, around(networks(4)[0], sb.Categorical())], [0.5, 0.5]).predict(X)
+    plain = around(networks(1)[0], sb.Gaussian(noise=1.0))
+    isotonic = plain.calibrate((X, torch.linspace(-2, 2, 8)), by=sb.IsotonicIntervals())
+    with pytest.raises(ValueError, match=r"member 1 predicts a RecalibratedPredictive.*Temperature\(\)"):
+        MixturePosterior([plain, isotonic], [0.5, 0.5]).predict(X)
     with pytest.raises(ValueError, match="at least one member"):
         MixturePosterior([], [])
     with pytest.raises(ValueError, match="draws must be at least 1"):

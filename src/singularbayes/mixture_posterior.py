@@ -26,7 +26,7 @@ from torch import Tensor
 
 from . import checkpoint
 from .data import as_source, gather
-from .predictive import CategoricalPredictive, Predictive
+from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
 from .random import derive
 from .saving import plain, refuse_another_kind
 from .temperature import best_temperature
@@ -35,6 +35,7 @@ __all__ = ["MixturePosterior", "WholeLikelihood", "pooled", "shared_out"]
 
 FORMAT = 1
 STEM = "mixture"
+_KINDS = (BernoulliPredictive, CategoricalPredictive, GaussianPredictive)
 _ROUNDING = 1e-6  # of a sum of weights
 _OF_ONE_NETWORK = {"at_mean", "distribution", "draw", "functions", "layout", "merged", "network", "way"}
 
@@ -79,7 +80,7 @@ def pooled(predictives: Sequence[Predictive], weights: Sequence[float]) -> Predi
         weights: of each, with sum 1.
 
     Raises:
-        ValueError: predictives of other classes or outputs.
+        ValueError: predictives of other classes or outputs, or without a density of their own.
 
     Example:
         >>> from singularbayes import GaussianPredictive
@@ -90,6 +91,12 @@ def pooled(predictives: Sequence[Predictive], weights: Sequence[float]) -> Predi
     """
     first = predictives[0]
     for number, other in enumerate(predictives):
+        if type(other) not in _KINDS:
+            raise ValueError(
+                f"member {number} predicts a {type(other).__name__}; a mixture pools the densities of class "
+                f"probabilities and Gaussians, and intervals that were moved apart from a density (isotonic "
+                f"ones) have none. Join the member as it was before, and calibrate it by Temperature()"
+            )
         if type(other) is not type(first) or _event(other) != _event(first):
             raise ValueError(
                 f"member {number} predicts {_event(other)} ({type(other).__name__}) and member 0 "

@@ -1,7 +1,12 @@
 """Every inference method, one file each. A method is added by its file and one line here."""
 
+from .collection import Collection
+from .curve_profile import CurveProfile
+from .curve_weights import BetaWeights, LikelihoodWeights
+from .curves import Bezier, Polychain
 from .deep_ensemble import DeepEnsemble
 from .direction_precision import DirectionPrecision, GGNDirections, RandomDirections
+from .elliptical_slice import EllipticalSlice
 from .ivon import IVON
 from .laplace_approximation import LaplaceApproximation
 from .map import MAP
@@ -9,9 +14,13 @@ from .mc_dropout import MCDropout
 from .mean_field import MeanField
 from .mixture import Mixture
 from .mixture_weights import ByEvidence, Equal, Given, Stacked
+from .mode_curve import ModeCurve
 from .precise import Precise
 from .rank_one import RankOne
 from .sngp import SNGP
+from .subspace import Subspace
+from .subspace_bases import PCA, CurvePlane, RandomProjection
+from .subspace_vi import SubspaceVI
 from .swa import SWA
 from .swag import SWAG
 
@@ -29,27 +38,42 @@ ALL = (
     LaplaceApproximation,
     SNGP,
     Mixture,
+    ModeCurve,
+    Subspace,
 )
 
 __all__ = [
     "ALL",
     "IVON",
     "MAP",
+    "PCA",
     "SNGP",
     "SWA",
     "SWAG",
+    "BetaWeights",
+    "Bezier",
     "ByEvidence",
+    "Collection",
+    "CurvePlane",
+    "CurveProfile",
     "DeepEnsemble",
     "DirectionPrecision",
+    "EllipticalSlice",
     "Equal",
     "GGNDirections",
     "Given",
     "LaplaceApproximation",
+    "LikelihoodWeights",
     "MCDropout",
     "MeanField",
     "Mixture",
+    "ModeCurve",
+    "Polychain",
     "Precise",
     "RandomDirections",
+    "RandomProjection",
     "RankOne",
     "Stacked",
+    "Subspace",
+    "SubspaceVI",
 ]

@@ -15,7 +15,7 @@ from .recipe import Plan
 
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
-_METHODS = ("member", "point")  # fields that hold a method themselves
+_METHODS = ("member", "point", "trajectory")  # fields that hold a method, or the settings of a run
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 
@@ -37,7 +37,12 @@ def _settable(method: Any) -> dict[str, tuple[Any, ...]]:
 
 def _parts(method: Any) -> list[Any]:
     """A method and those that it holds."""
-    return [method, *(getattr(method, name) for name in _METHODS if hasattr(method, name)), *_members(method)]
+    return [method, *(getattr(method, name) for name in _held(method)), *_members(method)]
+
+
+def _held(method: Any) -> list[str]:
+    """The fields of a method that hold another one, or settings; iterates that are given are none."""
+    return [name for name in _METHODS if _is_method(getattr(method, name, None))]
 
 
 def _members(method: Any) -> list[Any]:
@@ -55,11 +60,11 @@ def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
     """The plan with those fields changed that its method, or a method in it, has."""
 
     def changed(method: Any) -> Any:
-        fields, settable = method.__dataclass_fields__, _settable(method)
+        settable = _settable(method)
         known = {
             key: _chosen(key, value, settable[key]) for key, value in overrides.items() if key in settable
         }
-        known |= {name: changed(getattr(method, name)) for name in _METHODS if name in fields}
+        known |= {name: changed(getattr(method, name)) for name in _held(method)}
         if _members(method):
             known["members"] = tuple(
                 (m[0], changed(m[1])) if isinstance(m, tuple) else changed(m) if _is_method(m) else m

@@ -16,6 +16,7 @@ from .mixture import Mixture
 from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .mode_curve import ModeCurve
 from .precise import Precise
+from .pretrained import Pretrained
 from .rank_one import RankOne
 from .sngp import SNGP
 from .subspace import Subspace
@@ -70,6 +71,7 @@ __all__ = [
     "ModeCurve",
     "Polychain",
     "Precise",
+    "Pretrained",
     "RandomDirections",
     "RandomProjection",
     "RankOne",

@@ -140,6 +140,7 @@ class SWAG(Collection):
 
     def collector(self, model: Model) -> Collector:
         """For a loop of your own, or checkpoints: ``swag.collect(network)``. See :class:`Collector`."""
+        check_model(model)
         return Collector(model, self._trajectory(model), self)
 
     def posterior_of(

@@ -141,11 +141,16 @@ def test_the_gaussians_invert_the_precision(task, dense):
     torch.testing.assert_close(gaussian.covariance, precision.inverse(), rtol=1e-8, atol=1e-10)
     assert full.log_determinant(precisions(model), scale).item() == pytest.approx(precision.logdet().item())
     assert full.jitter(precisions(model), scale) == 0
+    one = torch.tensor([1.7], dtype=torch.float64)  # one precision for all, by eigenvalues
+    alike = one.expand(len(precisions(model)))
+    assert full.log_determinant(one, scale).item() == pytest.approx(full.log_determinant(alike, scale).item())
     diagonal = measured(sb.DiagonalCurvature(), model, y).curvature
     independent = diagonal.gaussian(row, precisions(model), scale)
     torch.testing.assert_close(independent.variance, 1 / precision.diagonal(), rtol=1e-9, atol=1e-12)
     expected = precision.diagonal().log().sum().item()
     assert diagonal.log_determinant(precisions(model), scale).item() == pytest.approx(expected)
+    found, same = (diagonal.log_determinant(p, scale).item() for p in (one, alike))
+    assert found == pytest.approx(same)
     assert torch.equal(gaussian.mean, row)
 
 

@@ -85,7 +85,7 @@ class Evidence:
         return -scaled * self.scale(log_noise) - constant - tally.entries * log_noise
 
     def __call__(self, precision: Tensor, log_noise: Tensor | None = None) -> Float[Tensor, ""]:
-        """The log evidence, in nats."""
+        """The log evidence, in nats, at a precision of each tensor ``(L,)`` or of all ``(1,)``."""
         sizes = torch.tensor([slot.size for slot in self.slots], dtype=torch.float64, device=precision.device)
         prior = (sizes * precision.log()).sum() - (precision * self.squares).sum()
         bent = self.measured.curvature.log_determinant(precision, self.scale(log_noise))
@@ -129,8 +129,7 @@ class MarginalLikelihood:
         start_noise = [math.log(evidence.noise)] if self.noise and evidence.noise is not None else []
 
         def split(point: Tensor) -> tuple[Tensor, Tensor | None]:
-            precision = point[:groups].exp().expand(len(evidence.slots))
-            return precision, point[groups] if start_noise else None
+            return point[:groups].exp(), point[groups] if start_noise else None
 
         device = evidence.theta.device
 
@@ -141,8 +140,12 @@ class MarginalLikelihood:
                 slope = torch.autograd.grad(value, place)[0]
             return value.item(), slope.cpu().numpy()
 
-        starts = [np.array([log_precision] * groups + start_noise) for log_precision in _GRID]
-        best = min(starts, key=lambda start: loss(start)[0])
+        def alike(log_precision: float) -> float:
+            place = torch.tensor([log_precision, *start_noise], dtype=torch.float64, device=device)
+            return evidence(place[:1].exp(), place[1] if start_noise else None).item()
+
+        with torch.no_grad():
+            best = np.array([max(_GRID, key=alike)] * groups + start_noise)
         bounds = [(-_WIDEST, _WIDEST)] * groups + [(noise - 12, noise + 12) for noise in start_noise]
         options = {"ftol": 1e-15, "gtol": 1e-9}
         point = minimize(loss, best, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
@@ -150,7 +153,7 @@ class MarginalLikelihood:
         names = [slot.name for slot in evidence.slots] if self.per_tensor else ["all"]
         precision, log_noise = split(torch.tensor(point, dtype=torch.float64, device=device))
         noise = None if log_noise is None else math.exp(log_noise.item())
-        return Found(precision, noise, tuple(names[group] for group in at_bound))
+        return Found(precision.expand(len(evidence.slots)), noise, tuple(names[group] for group in at_bound))
 
 
 def _runs_off(loss: Any, point: Any, group: int) -> bool:

@@ -85,8 +85,8 @@ class Tally:
 class Curvature(Protocol):
     """The Gauss-Newton matrix ``H`` of the SUM NLL, in some structure.
 
-    ``precision (L,)`` is the prior's, one for each chosen tensor; ``scale`` multiplies ``H`` (as a Gaussian
-    noise other than the measured one does).
+    ``precision (L,)`` is the prior's, one for each chosen tensor, or ``(1,)``, one for all; ``scale``
+    multiplies ``H`` (as a Gaussian noise other than the measured one does).
     """
 
     def log_determinant(self, precision: Float[Tensor, " L"], scale: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -126,6 +126,8 @@ class Structure(Protocol):
 
 
 def spread(values: Tensor, slots: tuple[Slot, ...]) -> Tensor:
-    """One value for each slot ``(L,)`` as one for each entry ``(n,)``."""
+    """One value for each slot ``(L,)``, or for all ``(1,)``, as one for each entry ``(n,)``."""
+    if len(values) == 1:
+        return values.expand(sum(slot.size for slot in slots))
     sizes = torch.tensor([slot.size for slot in slots], device=values.device)
     return values.repeat_interleave(sizes)

@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass
 
@@ -46,7 +47,14 @@ class Full:
             factor, failed = torch.linalg.cholesky_ex(matrix + shift)
         return factor, jitter
 
+    @functools.cached_property
+    def _values(self) -> Tensor:
+        """Eigenvalues; what is negative is rounding."""
+        return torch.linalg.eigvalsh(self.H).clamp(min=0)
+
     def log_determinant(self, precision: Tensor, scale: Tensor) -> Tensor:
+        if len(precision) == 1:  # one decomposition for a whole search
+            return (scale * self._values + precision).log().sum()
         return 2 * self._factor(precision, scale)[0].diagonal().log().sum()
 
     def gaussian(self, row: Tensor, precision: Tensor, scale: Tensor) -> FullGaussian:

@@ -56,7 +56,8 @@ class KroneckerBlock(NamedTuple):
 
     def values(self, precision: Tensor, scale: Tensor) -> Float[Tensor, "m n"]:
         """Eigenvalues of ``scale H + P``."""
-        return scale * torch.outer(self.left_values, self.right_values) + precision[self.slot]
+        own = precision[self.slot if len(precision) > 1 else 0]
+        return scale * torch.outer(self.left_values, self.right_values) + own
 
 
 @dataclass(frozen=True, eq=False)

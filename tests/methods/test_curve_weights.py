@@ -136,7 +136,8 @@ def test_beta_draws_have_their_moments():
 
 
 def test_beta_draws_lie_on_the_trained_curves():
-    method = sb.ModeCurve(modes=MODES[:2], weights=sb.BetaWeights(), epochs=30, learning_rate=0.02, draws=500)
+    modes = modes_of((-0.8, 0.6), (1.2, 0.9))  # the optimum lies to one side of the line between them
+    method = sb.ModeCurve(modes=modes, weights=sb.BetaWeights(), epochs=30, learning_rate=0.02, draws=500)
     model, data = linear_problem()
     control = method.connect(model, data).control[0]
     w = method.fit(model, data).draw(500)

@@ -25,7 +25,7 @@ from ..model import Model, check_model
 from ..posterior import Posterior
 from ..random import derive
 from .collection import BuildCollection, Collection
-from .collector import Collector
+from .collector import Collector, Last
 from .elliptical_slice import EllipticalSlice
 from .full_data import FullData
 from .given import given_rows
@@ -173,15 +173,15 @@ class Subspace:
         check_model(model)
         return Collector(model, self._walk(model), self)
 
-    def finish(
-        self, model: Model, last: Posterior, trajectory: Trajectory, train: Any, seed: int
+    def posterior_of(
+        self, model: Model, last: Last, trajectory: Trajectory, train: Any, seed: int
     ) -> Posterior:
-        """The posterior in the subspace of a collected trajectory. Arguments: see ``SWAG.finish``."""
+        """The posterior in the subspace of a collected trajectory. Arguments: see ``SWAG.posterior_of``."""
         if train is None:
             raise ValueError("inference in a subspace needs the training data: posterior(train)")
         self._check_count(trajectory.kept, "the trajectory keeps")
-        plane = self._plane(model, trajectory, last.distribution.mean[model.layout.trained :], seed)
-        return self._infer(model, plane, dict(last.info), _Given(train, None, seed, None, None))
+        plane = self._plane(model, trajectory, last.statistics, seed)
+        return self._infer(model, plane, last.info, _Given(train, None, seed, None, None))
 
     def _walk(self, model: Model) -> Trajectory:
         if not isinstance(self.basis, FromWalk):

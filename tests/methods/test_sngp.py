@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import singularbayes as sb
 from singularbayes.distributions import KroneckerGaussian
 from singularbayes.nn import RandomFeatureHead
+from singularbayes.nn.spectral import SpectralBound
 from singularbayes.posterior import Posterior
 from singularbayes.testing import check_method
 
@@ -128,6 +129,36 @@ def test_after_training_no_singular_value_is_above_the_bound(name):
     free = sb.SNGP(norm_bound=0.5, bounded=(), **BIG).fit(model, (x, labels))  # type: ignore[arg-type]
     assert max(norms(free.network, shapes)) > 0.8
     assert not [name for name, _ in posterior.network.named_buffers() if "spectral" in name]
+
+
+def test_the_bound_holds_during_training_not_only_at_its_end(monkeypatch):
+    monkeypatch.setattr(SpectralBound, "enforce", lambda _self, _vector: 0.0)
+    build, x, shapes = CASES["dense"]
+    settings: dict[str, Any] = {**BIG, "learning_rate": 0.01, "epochs": 20}
+    data = (x, LABELS)
+    held = sb.SNGP(norm_bound=0.5, **settings).fit(sb.Model(build(), sb.Categorical()), data)
+    free = sb.SNGP(norm_bound=0.5, bounded=(), **settings).fit(sb.Model(build(), sb.Categorical()), data)
+    assert max(norms(held.network, shapes)) < 0.65  # one step of Adam after the last projection
+    assert max(norms(free.network, shapes)) > 1.0
+
+
+def test_training_pulls_the_head_by_its_own_prior():
+    sizes = []
+    for precision in (1e4, 1e-4):
+        method = sb.SNGP(
+            epochs=30, features=16, newton_steps=0, prior_precision=precision, learning_rate=0.01
+        )
+        fitted = method.fit(sb.Model(mlp(), sb.Categorical()), (X, LABELS))
+        sizes.append(head_of(fitted).weight.square().mean().sqrt().item())
+    assert sizes[0] < 0.02 < 0.1 < sizes[1]
+
+
+def test_parameters_that_no_pattern_chose_stay_as_they_are():
+    network = mlp()
+    posterior = METHOD.fit(sb.Model(network, sb.Categorical(), bayesian=["2.*", "4.*"]), (X, LABELS))
+    assert torch.equal(posterior.network.get_parameter("0.weight"), network[0].weight)
+    assert not torch.equal(posterior.network.get_parameter("2.weight"), network[2].weight)
+    assert posterior.info["spectral_norms"].keys() == {"2"}
 
 
 def test_far_from_the_data_the_variance_is_the_priors():

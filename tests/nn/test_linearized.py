@@ -229,6 +229,17 @@ def test_buffers_enter_as_they_are_passed():
     assert torch.allclose(ours, by_dense_jacobian(shifted, values, x), atol=1e-10)
 
 
+def test_frozen_parameters_enter_as_they_are_passed():
+    network, x = problem("frozen")
+    linear, values = sb.linearize(network), moved(network)
+    assert not [name for name in linearization_point(linear) if name.startswith("0.")]
+    other = {"0.weight": torch.randn(4, 3, dtype=torch.float64)}
+    shifted = copy.deepcopy(network)
+    shifted.load_state_dict(other, strict=False)
+    ours = functional_call(linear, {**values, **other}, (x,))
+    assert torch.allclose(ours, by_dense_jacobian(shifted, {**values, **other}, x), atol=1e-10)
+
+
 def test_a_network_without_trainable_parameters_is_linear_in_all():
     network, x = problem("chain")
     network.requires_grad_(False)

@@ -213,3 +213,12 @@ def test_frozen_rest_and_named_subsets_are_the_same_block(dense):
     assert isinstance(found, Diagonal)
     exact = dense(part, X, y, ["0.weight", "0.bias"]).diagonal()
     torch.testing.assert_close(found.h, exact, rtol=1e-8, atol=1e-10)
+
+
+def test_how_many_rows_are_taken_at_a_time_changes_nothing(dense, monkeypatch):
+    monkeypatch.setattr("singularbayes.curvature.jacobian._ENTRIES", 3 * 31 * 2)  # two rows, then one
+    model, y = problem("categorical")
+    exact = dense(model, X, y, [slot.name for slot in model.layout.of_kind("belief")])
+    torch.testing.assert_close(
+        measured(sb.FullCurvature(), model, y).curvature.H, exact, rtol=1e-8, atol=1e-10
+    )

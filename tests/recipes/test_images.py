@@ -18,7 +18,7 @@ from singularbayes.recipes.data import images as data
 EPOCH = {"epochs": 1, "members": 2}
 # one epoch on a few random images: no signal to calibrate by, and posteriors as they began
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the calibration temperature", "ignore:the fit predicts the same"
+    "ignore:the calibration temperature", "ignore:the fit predicts the same", "ignore:the posterior collapsed"
 )
 
 

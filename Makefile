@@ -40,9 +40,10 @@ $(STAMPS)/core: $(DEFINITION)
 	@$(INSTALL) -e .
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/test: $(STAMPS)/core
+$(STAMPS)/test: $(STAMPS)/core tests/oracles.txt
 	@echo "Adding the tools of the tests ..."
 	@$(INSTALL) -e ".[test]"
+	@$(PIP) install --quiet --no-deps -r tests/oracles.txt
 	@touch $@
 
 # Without what the peers ask for: two of them ask for torchvision, which would bring another build of torch.

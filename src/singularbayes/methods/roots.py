@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..distributions import positive
@@ -250,7 +249,7 @@ def _piece(site: Site, numbers: Tensor, gradient: Tensor) -> Piece:
 
 
 class Root:
-    """The roots of all sites together, as one ``S (d, d)`` that is never formed.
+    """The roots of all sites together, as one ``S (d, d)`` that is never formed; rows are ``(k, d)``.
 
     Args:
         sites: in order, without gaps.
@@ -270,7 +269,7 @@ class Root:
     def _each(self, rows: Tensor) -> list[tuple[Piece, Tensor]]:
         return [(piece, rows[..., s.entries]) for s, piece in zip(self.sites, self.pieces, strict=True)]
 
-    def start(self, scales: Float[Tensor, " d"]) -> None:
+    def start(self, scales: Tensor) -> None:
         """Begin with independent entries of these standard deviations, equal within a matrix."""
         for piece, own in self._each(scales):
             piece.start(own)
@@ -281,11 +280,11 @@ class Root:
         for piece in self.pieces:
             piece.read()
 
-    def times(self, rows: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+    def times(self, rows: Tensor) -> Tensor:
         """``S`` times each row."""
         return _joined([piece.times(own.contiguous()) for piece, own in self._each(rows)])
 
-    def pull(self, rows: Float[Tensor, "k d"], gradients: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+    def pull(self, rows: Tensor, gradients: Tensor) -> Tensor:
         """Take in the gradients for :meth:`times` of these rows; the result is the rows' own."""
         parts = zip(self._each(rows), self._each(gradients), strict=True)
         return _joined([piece.pull(x.contiguous(), g.contiguous()) for (piece, x), (_, g) in parts])
@@ -294,11 +293,11 @@ class Root:
         """Of ``S``, in nats, summed in float64."""
         return math.fsum(piece.log_det().item() for piece in self.pieces)
 
-    def variance(self) -> Float[Tensor, " d"]:
+    def variance(self) -> Tensor:
         """The diagonal of ``S S^T``."""
         return _joined([piece.variance() for piece in self.pieces])
 
-    def pull_variance(self, gradient: Float[Tensor, " d"]) -> None:
+    def pull_variance(self, gradient: Tensor) -> None:
         """Take in the gradient for :meth:`variance`."""
         for piece, own in self._each(gradient):
             piece.pull_variance(own)

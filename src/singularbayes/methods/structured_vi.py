@@ -48,6 +48,7 @@ from .warm_up import check_warm_up, share_of_kl
 __all__ = ["StructuredVI"]
 
 _START_SHARE = 0.1  # of the own variance, in the low-rank part at the start: at 0 it would have no gradient
+_TINY = 1e-30  # a standard deviation whose square has underflown
 
 
 class StructuredLearner:
@@ -83,11 +84,11 @@ class StructuredLearner:
     @torch.no_grad()
     def draw(self, noise: torch.Generator) -> None:
         self.noise.normal_(generator=noise)
-        self._sample()
+        self.place()
         self.bound.w[self.beliefs :].copy_(self.vector[self.beliefs : self.trained])
 
-    def _sample(self) -> None:
-        """The weights of the present noise."""
+    def place(self) -> None:
+        """Write the weights of the present noise."""
         self.root.read()
         own, shared = self.noise.split([self.beliefs, self.rank])
         self.whitened = torch.addmv(own, self.factor.T, shared) if self.rank else own
@@ -128,7 +129,7 @@ class StructuredLearner:
                 by_variance[block] = 0.5 * weight * prior.std**-2
                 g[block].add_(self.mean[block], alpha=weight * prior.std**-2)
                 continue
-            std = self._variance(spread).sqrt_() if std is None else std
+            std = self._variance(spread).sqrt_().clamp_min_(_TINY) if std is None else std
             by_mean, by_std = cross_entropy_gradient(Family.GAUSSIAN, prior, self.mean[block], std[block])
             by_variance[block] = by_std.div_(std[block]).mul_(0.5 * weight)
             g[block].add_(by_mean, alpha=weight)
@@ -148,9 +149,10 @@ class StructuredLearner:
     @torch.no_grad()
     def regulariser(self) -> float:
         """KL in nats, as training has it: exact, the bound, or ``-log p`` at the last draw; in float64."""
-        self._sample()
+        self.place()
         spread = self.root.times(self.factor) if self.rank else None
-        std, mean = self._variance(spread).double().sqrt(), self.mean.double()
+        std = self._variance(spread).double().sqrt().clamp_min(_TINY)
+        mean = self.mean.double()
         total = -self._entropy()
         for block, prior, kl in self.priors:
             if kl is KL.MONTE_CARLO:

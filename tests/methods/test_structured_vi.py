@@ -462,25 +462,24 @@ def fitted(covariance: Covariance, **settings) -> float:
     return distance(method.fit(model, (x, y)).distribution, posterior)
 
 
-# Training stops short of the optimum by what 1,500 noisy steps of Adam leave: .07 to .35 nats here (seed 0),
-# where the start is 27 nats or more away and the best independent Gaussian stays 1.9 away from the posterior.
+# Training stops short of the optimum by what its noisy steps leave: .24 nats after 700, .07 to .35 after 1,500
+# (seed 0). The best independent Gaussian is .57 above the best of rank 1, and 1.52 above the posterior itself.
 @pytest.mark.parametrize(
-    ("name", "short"),
+    ("name", "short", "steps"),
     [
-        ("rank 1", 0.3),
-        pytest.param("full", 0.15, marks=pytest.mark.slow),
-        pytest.param("rank 2", 0.6, marks=pytest.mark.slow),
-        pytest.param("rank 8", 0.6, marks=pytest.mark.slow),
-        pytest.param("Kronecker", 0.15, marks=pytest.mark.slow),
-        pytest.param("Kronecker and rank 1", 0.2, marks=pytest.mark.slow),
+        ("rank 1", 0.45, {"epochs": 700, "learning_rate": 0.1}),
+        pytest.param("full", 0.15, {}, marks=pytest.mark.slow),
+        pytest.param("rank 2", 0.6, {}, marks=pytest.mark.slow),
+        pytest.param("rank 8", 0.6, {}, marks=pytest.mark.slow),
+        pytest.param("Kronecker", 0.15, {}, marks=pytest.mark.slow),
+        pytest.param("Kronecker and rank 1", 0.2, {}, marks=pytest.mark.slow),
     ],
 )
-def test_a_fit_comes_near_the_best_member_of_its_family(name, short):
+def test_a_fit_comes_near_the_best_member_of_its_family(name, short, steps):
     covariance, build, count = FAMILIES[name]
     best = family_optimum(build, count, scaled())
-    found = fitted(covariance)
-    assert best <= found + 1e-9
-    assert found < best + short
+    found = fitted(covariance, **steps)
+    assert best - 1e-9 <= found < best + short
 
 
 # The conjugate regression of methods.md 9: prior variance 1, noise variance .25
@@ -520,37 +519,30 @@ def test_the_elbo_of_the_exact_posterior_is_the_log_evidence():
     assert likelihood - learner.regulariser() == pytest.approx(LOG_EVIDENCE, abs=1e-7)  # labels in float32
 
 
-# 3,000 noisy steps leave 1 to 4% in the covariance, .008 in the means and .0015 in the ELBO over seeds 0-2
-# of the full family; a low rank leaves up to 15%. The best independent Gaussian is .17 below in the ELBO.
+# What noisy steps leave: after 1,200 up to 9% in the covariance, .038 in the means and .017 in the ELBO over
+# seeds 0-2 (4%, .016, .003 with seed 0), after 3,000 4%, .008 and .0015; a low rank up to 15%.
 @pytest.mark.parametrize(
-    ("covariance", "relative"),
+    ("covariance", "relative", "steps"),
     [
-        (sb.FullCovariance(), 0.1),
-        pytest.param(sb.LowRankPlusDiagonal(rank=1), 0.25, marks=pytest.mark.slow),
-        pytest.param(sb.LowRankPlusDiagonal(rank=2), 0.25, marks=pytest.mark.slow),
+        (sb.FullCovariance(), 0.15, {"epochs": 1200, "learning_rate": 0.03}),
+        pytest.param(sb.FullCovariance(), 0.1, {}, marks=pytest.mark.slow),
+        pytest.param(sb.LowRankPlusDiagonal(rank=1), 0.25, {}, marks=pytest.mark.slow),
+        pytest.param(sb.LowRankPlusDiagonal(rank=2), 0.25, {}, marks=pytest.mark.slow),
     ],
 )
-def test_a_fit_reaches_the_conjugate_posterior(covariance, relative):
+def test_a_fit_reaches_the_conjugate_posterior(covariance, relative, steps):
     torch.manual_seed(0)
-    method = sb.StructuredVI(
-        covariance=covariance,
-        epochs=3000,
-        batch_size=6,
-        learning_rate=0.02,
-        schedule=sb.Schedule.COSINE,
-        initial_std=0.3,
-    )
+    settings = {"epochs": 3000, "batch_size": 6, "learning_rate": 0.02, "initial_std": 0.3, **steps}
+    method = sb.StructuredVI(covariance=covariance, schedule=sb.Schedule.COSINE, **settings)
     model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.5))
-    posterior = method.fit(model, (INPUTS, LABELS))
-    distribution = posterior.distribution
+    distribution = method.fit(model, (INPUTS, LABELS)).distribution
     shifts = distribution.sample(torch.eye(distribution.noise_size).double()) - distribution.mean
     found, mean = shifts.T @ shifts, distribution.mean.double()
     assert (found / EXACT - 1).abs().max() < relative
     assert (mean - MEAN).abs().max() < 0.03
     assert LOG_EVIDENCE - 0.02 < elbo(mean, found) < LOG_EVIDENCE + 1e-6
-    last = posterior.info["history"][-1]["objective"] * 6  # one draw of the likelihood, the exact KL
-    assert math.isfinite(last)
-    assert elbo(MEAN, EXACT.diagonal().reciprocal().reciprocal().diag()) < LOG_EVIDENCE - 0.1
+    independent = torch.tensor([0.0147058824, 0.04], dtype=torch.float64).diag()  # mean field's optimum
+    assert elbo(MEAN, independent) == pytest.approx(MEAN_FIELD_ELBO, abs=1e-6)  # and .17 below
 
 
 # Through the loop: the contract, files, structures, bad input

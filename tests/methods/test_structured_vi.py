@@ -462,8 +462,8 @@ def fitted(covariance: Covariance, **settings) -> float:
     return distance(method.fit(model, (x, y)).distribution, posterior)
 
 
-# Training stops short of the optimum by what its noisy steps leave: .24 nats after 700, .07 to .35 after 1,500
-# (seed 0). The best independent Gaussian is .57 above the best of rank 1, and 1.52 above the posterior itself.
+# Training stops short of the optimum by what its noisy steps leave: .24 nats after 700, .07 to .35 after
+# 1,500 (seed 0). The best independent Gaussian is .57 above the best of rank 1, 1.52 above the posterior.
 @pytest.mark.parametrize(
     ("name", "short", "steps"),
     [

@@ -105,7 +105,8 @@ class Kronecker:
     Weights of more than two axes count as ``(first, product of the rest)``. Vectors (biases), and weights
     with a side above ``longest_side``, keep standard deviations alone (``info["independent"]`` names the
     weights). No covariance between tensors. ``(m (m + 1) + n (n + 1)) / 2`` numbers for ``m x n`` weights, a
-    step takes ``O(m n (m + n))``.
+    step takes ``O(m n (m + n))``: more than a thin factor ``(m, r)`` itself has, so on a factorised network
+    :class:`LowRankPlusDiagonal` is the smaller.
 
     Args:
         longest_side: of a weight that has factors; each takes its square in memory.

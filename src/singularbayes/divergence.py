@@ -31,6 +31,8 @@ __all__ = [
     "bound_gradient",
     "closed",
     "closed_gradient",
+    "cross_entropy",
+    "cross_entropy_gradient",
     "entropy",
     "estimator_for",
     "has_closed_form",
@@ -122,12 +124,8 @@ def closed_gradient(
     family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Derivatives of :func:`closed` for mean and scale."""
-    mean, scale = wide(mean), wide(scale)
-    if isinstance(prior, Normal):
-        precision = prior.std**-2
-        return mean * precision, scale * (family.unit_variance * precision) - scale.reciprocal()
-    _, by_mean, by_scale = _expected_absolute(family, mean, scale)
-    return by_mean / prior.scale, by_scale / prior.scale - scale.reciprocal()
+    by_mean, by_scale = cross_entropy_gradient(family, prior, mean, scale)
+    return by_mean, by_scale.sub_(wide(scale).reciprocal())
 
 
 def _component_kls(family: Family, prior: ScaleMixture, mean: Tensor, scale: Tensor) -> list[Tensor]:
@@ -145,14 +143,36 @@ def bound(family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, 
 def bound_gradient(
     family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Derivatives of :func:`bound` for mean and scale.
+    """Derivatives of :func:`bound` for mean and scale."""
+    by_mean, by_scale = cross_entropy_gradient(family, prior, mean, scale)
+    return by_mean, by_scale.sub_(wide(scale).reciprocal())
+
+
+def cross_entropy(
+    family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
+) -> Tensor:
+    """``-E_q log p`` of each entry: :func:`bound` without the entropy of ``q``, an upper bound as it is.
+
+    For a ``q`` whose entries are not independent: ``KL(q || p)`` is its sum less the entropy of all of ``q``.
+    """
+    return bound(family, prior, mean, scale) + entropy(family, scale)
+
+
+def cross_entropy_gradient(
+    family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Derivatives of :func:`cross_entropy` for mean and scale.
 
     For the mixture, ``q = sum_k r_k / std_k^2`` with ``r_k`` the share of component ``k`` in the bound. The
     entropy of ``q`` is in both components' KLs and cancels in their difference, so ``q`` is what the prior
     has for a weight whose square is ``E w^2``: ``ScaleMixture.precision_``, one sigmoid an entry.
     """
-    if not isinstance(prior, ScaleMixture):
-        return closed_gradient(family, prior, mean, scale)
     mean, scale = wide(mean), wide(scale)
+    if isinstance(prior, Normal):
+        precision = prior.std**-2
+        return mean * precision, scale * (family.unit_variance * precision)
+    if isinstance(prior, Laplace):
+        _, by_mean, by_scale = _expected_absolute(family, mean, scale)
+        return by_mean / prior.scale, by_scale / prior.scale
     q = prior.precision_(mean.square().addcmul_(scale, scale, value=family.unit_variance))
-    return mean * q, q.mul_(family.unit_variance).mul_(scale).sub_(scale.reciprocal())
+    return mean * q, q.mul_(family.unit_variance).mul_(scale)

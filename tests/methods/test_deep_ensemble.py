@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import singularbayes as sb
 from singularbayes.distributions import MixtureDistribution, StoredDraws
-from singularbayes.methods.deep_ensemble import reinitialized
+from singularbayes.methods.ensembles import reinitialized
 
 SOURCE = torch.Generator().manual_seed(1)
 X = torch.randn(40, 3, generator=SOURCE) * torch.tensor([1.0, 10.0, 0.1])

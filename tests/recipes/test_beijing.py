@@ -8,7 +8,7 @@ from torch import nn
 
 import singularbayes as sb
 from singularbayes.functions import Way, way_for
-from singularbayes.methods.deep_ensemble import reinitialized
+from singularbayes.methods.ensembles import reinitialized
 from singularbayes.recipes import ALL, Plan, beijing, flag_fields, forecaster
 from singularbayes.recipes.overrides import check_overrides, overridden
 from singularbayes.recipes.trained_start import FromTrained

@@ -1,6 +1,8 @@
 """Every inference method, one file each. A method is added by its file and one line here."""
 
+from .anchored_ensemble import AnchoredEnsemble, MemberStart
 from .collection import Collection
+from .covariances import FullCovariance, Kronecker, KroneckerPlusLowRank, LowRankPlusDiagonal
 from .curve_profile import CurveProfile
 from .curve_weights import BetaWeights, LikelihoodWeights
 from .curves import Bezier, Polychain
@@ -19,6 +21,7 @@ from .precise import Precise
 from .pretrained import Pretrained
 from .rank_one import RankOne
 from .sngp import SNGP
+from .structured_vi import StructuredVI
 from .subspace import Subspace
 from .subspace_bases import PCA, CurvePlane, RandomProjection
 from .subspace_vi import SubspaceVI
@@ -29,8 +32,10 @@ ALL = (
     MAP,
     SWA,
     DeepEnsemble,
+    AnchoredEnsemble,
     MCDropout,
     MeanField,
+    StructuredVI,
     RankOne,
     IVON,
     Precise,
@@ -51,6 +56,7 @@ __all__ = [
     "SNGP",
     "SWA",
     "SWAG",
+    "AnchoredEnsemble",
     "BetaWeights",
     "Bezier",
     "ByEvidence",
@@ -61,12 +67,17 @@ __all__ = [
     "DirectionPrecision",
     "EllipticalSlice",
     "Equal",
+    "FullCovariance",
     "GGNDirections",
     "Given",
+    "Kronecker",
+    "KroneckerPlusLowRank",
     "LaplaceApproximation",
     "LikelihoodWeights",
+    "LowRankPlusDiagonal",
     "MCDropout",
     "MeanField",
+    "MemberStart",
     "Mixture",
     "ModeCurve",
     "Polychain",
@@ -76,6 +87,7 @@ __all__ = [
     "RandomProjection",
     "RankOne",
     "Stacked",
+    "StructuredVI",
     "Subspace",
     "SubspaceVI",
 ]

@@ -109,14 +109,14 @@ def _flag(field: str) -> str:
 
 
 def method_flags() -> dict[str, list[str]]:
-    """``"all"`` -> fields that every method has (or its members), then method -> its own."""
+    """``"all that train"`` -> the training loop's fields, then method -> its own (or its members')."""
     from .methods import ALL
+    from .methods.settings import Training
     from .recipes import flag_fields
 
-    fields = {method.__name__: flag_fields(method()) for method in ALL}
-    shared = [name for name in fields[ALL[0].__name__] if all(name in own for own in fields.values() if own)]
-    rest = {name: [f for f in own if f not in shared] for name, own in fields.items()}
-    return {"all": shared} | {name: own for name, own in rest.items() if own}
+    shared = flag_fields(Training())
+    rest = {method.__name__: [f for f in flag_fields(method()) if f not in shared] for method in ALL}
+    return {"all that train": shared} | {name: own for name, own in rest.items() if own}
 
 
 @app.command()

@@ -59,7 +59,8 @@ def test_gaussian_labels_give_the_conjugate_posterior(temperature):
     of = posterior(own, sb.Gaussian(noise=NOISE), Y, temperature=temperature)
     of.newton()
     mean, covariance = conjugate(own.phi(X), Y, NOISE, 2.5, temperature)
-    roots = of.roots()
+    roots, jitter = of.roots()
+    assert jitter == 0
     assert roots.shape == (1, 12, 12)  # one matrix for both outputs
     assert torch.allclose(own.weight, mean, atol=1e-9)
     assert torch.allclose(roots[0] @ roots[0].T, covariance, atol=1e-10)
@@ -77,7 +78,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_covariance_is_told_apart(name):
     own = head(2)
-    root = posterior(own, sb.Gaussian(noise=NOISE), Y).roots()[0]
+    root = posterior(own, sb.Gaussian(noise=NOISE), Y).roots()[0][0]
     assert not torch.allclose(root @ root.T, WRONG[name](own.phi(X)), atol=1e-3)
 
 
@@ -92,7 +93,7 @@ def gaps(features: int, scale: float = 1.0) -> tuple[float, float]:
         own = RandomFeatureHead(3, 1, features, 2.0 * scale, dtype=DOUBLE).requires_grad_(False)
         of = posterior(own, sb.Gaussian(noise=NOISE), y, precision=1.0)
         of.newton()
-        variance = (own.phi(new) @ of.roots()[0]).square().sum(1)
+        variance = (own.phi(new) @ of.roots()[0][0]).square().sum(1)
         squares[seed, 0] = (own(new)[:, 0] - mean).square().mean()
         squares[seed, 1] = (variance - std**2).square().mean()
     of_means, of_variances = squares.mean(0).sqrt().tolist()
@@ -132,8 +133,28 @@ def test_classes_have_a_matrix_each_the_blocks_of_the_hessian_at_the_mode(follow
     precisions, gradient = of.precisions()
     assert gradient.abs().max() < 1e-5  # the mode
     assert torch.allclose(precisions, dense_precisions(own, sb.Categorical(), network), atol=1e-8)
-    roots = of.roots()
+    roots, jitter = of.roots()
+    assert jitter == 0
     assert torch.allclose(roots @ roots.mT, torch.linalg.inv(precisions), atol=1e-8)
+
+
+def test_every_row_counts_as_one_without_weights():
+    own = head(3)
+    of = posterior(own, sb.Categorical(), LABELS, temperature=3.0)
+    phi = own.phi(X)
+    expected = torch.linalg.inv(2.5 * torch.eye(12, dtype=DOUBLE) + phi.T @ phi / 3)
+    root = of.roots(weighted=False)[0][0]
+    assert torch.allclose(root @ root.T, expected, atol=1e-10)
+    assert torch.equal(of.precisions(weighted=False)[1], of.precisions()[1])  # the mode is the same
+
+
+def test_a_singular_precision_gets_jitter_that_is_told():
+    own = head(1)
+    own.frequencies.zero_()
+    of = posterior(own, sb.Gaussian(noise=1e-4), Y[:, :1], precision=1e-12)
+    roots, jitter = of.roots()
+    assert torch.isfinite(roots).all()
+    assert 0 < jitter < 1e-3
 
 
 def test_a_newton_step_never_raises_the_objective():

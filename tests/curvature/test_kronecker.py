@@ -150,6 +150,54 @@ def test_biases_are_exact_over_a_sequence_too(dense):
     torch.testing.assert_close(block, dense(model, x, y, ["inner.bias"]), rtol=1e-8, atol=1e-11)
 
 
+class Rows(Sequence):
+    """The same, with the steps of all data as rows, or the steps first."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "rows":
+            return self.head(torch.tanh(self.inner(x.reshape(-1, 2))).view(len(x), -1, 3).mean(1))
+        return self.head(torch.tanh(self.inner(x.transpose(0, 1))).mean(0))
+
+
+@pytest.mark.parametrize("how", ["rows", "steps first"])
+def test_without_the_data_first_a_bias_has_the_positions_products(how):
+    torch.manual_seed(1)
+    x, y = data(4, 2, 2)  # batches of 2 rows with 2 steps: lengths do not tell which axis is the data
+    network = Rows(how).double()
+    model = sb.Model(network, sb.Categorical())
+    exact = torch.zeros(3, 3, dtype=torch.float64)
+    for row in range(len(x)):
+        _, slope, bent = pulled(model, network.inner, x[row : row + 1], y[row : row + 1])
+        for g in slope.reshape(len(bent), -1, 3).unbind(1):
+            exact += g.T @ bent @ g
+    block = dense_block(kfac(model, x, y), slots_of(model)["inner.bias"])
+    torch.testing.assert_close(block, exact, rtol=1e-8, atol=1e-11)
+
+
+class Unequal(nn.Module):
+    """One layer, used at each step and once more for each datum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(2, 2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x.reshape(-1, 2))).view(*x.shape).mean(1)
+        return self.head(torch.tanh(self.inner(h)))
+
+
+def test_uses_of_unequal_length_add_up():
+    torch.manual_seed(1)
+    x, y = data(4, 3, 2)
+    found = kfac(sb.Model(Unequal().double(), sb.Categorical()), x, y)
+    assert [len(block.left_values) for block in found.blocks] == [2, 2, 3, 3]
+    assert all((block.left_values > 0).any() for block in found.blocks)
+
+
 class Picture(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

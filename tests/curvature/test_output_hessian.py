@@ -19,6 +19,16 @@ CASES = {
     "categorical, tempered": (sb.Categorical(temperature=2.5), LOGITS, torch.tensor([0, 1, 2, 1, 0])),
     "bernoulli": (sb.Bernoulli(), LOGITS[:, 0], torch.tensor([0, 1, 1, 1, 0])),
     "bernoulli, tempered": (sb.Bernoulli(temperature=0.5), LOGITS[:, :1], torch.tensor([0, 1, 1, 1, 0])),
+    "categorical, scaled": (
+        sb.Categorical(2.0, scale=(2.0, 1.0, -0.5), bias=(0.0, 1.0, -3.0)),
+        LOGITS,
+        torch.tensor([0, 1, 2, 1, 0]),
+    ),
+    "bernoulli, scaled": (
+        sb.Bernoulli(0.5, scale=-2.0, bias=1.0),
+        LOGITS[:, 0],
+        torch.tensor([0, 1, 1, 1, 0]),
+    ),
     "gaussian": (sb.Gaussian(noise=0.3), LOGITS, LOGITS + 1),
     "gaussian, tempered": (sb.Gaussian(noise=0.3, temperature=2.0), LOGITS[:, 0], LOGITS[:, 1]),
     "learned noise": (sb.Gaussian(initial_noise=0.7), LOGITS, LOGITS - 1),

@@ -195,6 +195,45 @@ def test_an_indefinite_matrix_gets_jitter_too():
     assert full.jitter(prior, one) > 0.09
 
 
+STRUCTURES = [sb.FullCurvature(), sb.DiagonalCurvature(), sb.KroneckerCurvature()]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_outputs_that_overflow_are_named(structure):
+    # FullCurvature searched a jitter without end; the others failed in eigh, or in a check of scales
+    torch.manual_seed(0)
+    model = sb.Model(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), sb.Categorical())
+    with torch.no_grad():
+        model.network[0].weight.mul_(100)
+    x = X.float()
+    x[9] = 3e38
+    with pytest.raises(ValueError, match=r"training rows 5 to 11 .* is not finite: .* train it again"):
+        measured(structure, model, (X[:, 0] > 0).long(), x)
+
+
+class Root(nn.Module):
+    """Its output at 0 is finite, its derivative is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.square() * self.w.sqrt()).sum(1)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_derivatives_that_overflow_are_named(structure):
+    network, x = Root(), X
+    if isinstance(
+        structure, sb.KroneckerCurvature
+    ):  # which knows layers alone: a product of inputs overflows
+        network, x = nn.Linear(3, 1), torch.full((12, 3), 1e25)
+    model = sb.Model(network, sb.Gaussian(noise=1.0))
+    with pytest.raises(ValueError, match="the curvature is not finite: derivatives"):
+        measured(structure, model, torch.zeros(12), x)
+
+
 def test_full_refuses_what_it_cannot_hold():
     model, y = problem("categorical")
     with pytest.raises(ValueError, match=r"FullCurvature of 31 entries .* above limit=30 entries; use Kron"):

@@ -33,6 +33,8 @@ class Branches(nn.Module):
             return self.head(torch.cat([self.head(h), self.head(h)], 1))
         if self.how == "scaled":
             return 2 * self.head(h)
+        if self.how.startswith("rectified"):
+            return nn.ReLU(inplace=self.how.endswith("in place"))(self.head(h))
         if self.how == "squeezed":
             return self.head(h).reshape(len(x), 2, 1)
         out = self.head(h)
@@ -70,6 +72,17 @@ def test_without_a_last_layer_the_reason_is_given():
     twice.head = nn.Linear(4, 2)
     with pytest.raises(ValueError, match="head makes the output, but is called several times"):
         names(sb.Model(twice, sb.Categorical()), sb.LastLayer())
+
+
+@pytest.mark.parametrize("how", ["rectified", "rectified in place"])
+def test_a_rectifier_after_a_layer_is_seen_where_it_changes_no_value_too(how):
+    torch.manual_seed(0)
+    network = Branches(how)
+    with torch.no_grad():
+        network.head.bias.fill_(5.0)
+    assert (network(X) > 1).all()
+    with pytest.raises(ValueError, match="no layer's result is the network's output"):
+        names(sb.Model(network, sb.Categorical()), sb.LastLayer())
 
 
 def test_a_frozen_last_layer_is_named():

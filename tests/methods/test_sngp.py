@@ -209,6 +209,42 @@ def test_priors_points_and_frozen_parameters_stay_what_they_are():
     assert "0.weight" not in kinds
 
 
+def test_a_frozen_matrix_is_not_bounded():
+    network = mlp()
+    with torch.no_grad():
+        network[0].weight.mul_(5)
+    network[0].weight.requires_grad_(False)  # its bias is trained
+    posterior = METHOD.fit(sb.Model(network, sb.Categorical()), (X, LABELS))
+    assert torch.equal(posterior.network.get_parameter("0.weight"), network[0].weight)
+    assert posterior.info["spectral_norms"].keys() == {"2"}
+
+
+def test_rows_that_count_as_one_let_the_variance_grow_with_the_distance():
+    posteriors = [
+        sb.SNGP(epochs=30, features=128, learning_rate=0.03, weighted=weighted).fit(
+            sb.Model(mlp(), sb.Categorical()), (X, LABELS)
+        )
+        for weighted in (True, False)
+    ]
+    assert torch.equal(posteriors[0].distribution.mean, posteriors[1].distribution.mean)
+    near, far = ([sb.moments(p, x).variance.mean() for p in posteriors] for x in (X, X + 30))
+    assert far[1] / near[1] > 3 * far[0] / near[0]  # by p (1 - p) sure rows hardly count
+    with pytest.raises(ValueError, match=r"weighted=False.*Gaussian labels is in units of its noise"):
+        sb.SNGP(epochs=1, weighted=False).fit(sb.Model(mlp(1), sb.Gaussian()), (X, VALUES))
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.001])
+def test_small_noise_leaves_the_precision_definite(noise):
+    # in float32 the sum of phi phi^T / noise^2 had negative eigenvalues below its rounding
+    x = torch.randn(600, 4, generator=torch.Generator().manual_seed(3))
+    model = sb.Model(nn.Linear(4, 1), sb.Gaussian(noise=noise))
+    posterior = sb.SNGP(epochs=1, features=128, prior_precision=1e-3, length_scale=9.0).fit(
+        model, (x, x[:, 0])
+    )
+    assert torch.isfinite(posterior.distribution.right).all()
+    assert posterior.info["jitter"] == 0
+
+
 def test_learned_noise_enters_the_precision():
     model = sb.Model(mlp(1), sb.Gaussian())
     posterior = sb.SNGP(epochs=20, features=16, learning_rate=0.05).fit(model, (X, VALUES))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..distributions import DiagonalGaussian
 from ..parameters import Slot
-from .expansion import Expansion, Measured, Tally, spread
+from .expansion import Expansion, Measured, Tally, finite, spread
 from .jacobian import bent_jacobians
 from .linear_head import is_linear_head, linear_head_diagonal
 
@@ -64,4 +64,4 @@ class DiagonalCurvature:
                 continue
             for rows in bent_jacobians(expansion, x, bent.root):
                 h += rows.square().sum((0, 1))
-        return Measured(Diagonal(h, expansion.slots), tally)
+        return Measured(Diagonal(finite(h), expansion.slots), tally)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +17,7 @@ from ..likelihoods import Likelihood, Parameters
 from ..parameters import Slot, owner
 from .output_hessian import Bend, bend
 
-__all__ = ["Curvature", "Expansion", "Measured", "Structure", "Tally", "spread"]
+__all__ = ["Curvature", "Expansion", "Measured", "Structure", "Tally", "finite", "spread"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,17 @@ class Tally:
         self.log_likelihood, self.entries, self.projected, self.rows = 0.0, 0, 0, 0
 
     def add(self, bent: Bend) -> None:
-        """Count one batch."""
+        """Count one batch.
+
+        Raises:
+            ValueError: outputs or log-likelihoods that are not finite.
+        """
+        if not (math.isfinite(bent.log_likelihood) and bool(torch.isfinite(bent.root).all())):
+            raise ValueError(
+                f"the log-likelihood of training rows {self.rows} to {self.rows + len(bent.root) - 1} or its "
+                f"curvature is not finite: at these weights the network gives inf or nan there; train it "
+                f"again, or scale the inputs"
+            )
         self.log_likelihood += bent.log_likelihood
         self.entries += bent.entries
         self.projected += bent.projected
@@ -123,6 +134,20 @@ class Structure(Protocol):
     def measure(self, expansion: Expansion) -> Measured:
         """One pass of the data."""
         ...
+
+
+def finite(curvature: Tensor) -> Tensor:
+    """The curvature, refused where the network's derivatives overflow.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    if not bool(torch.isfinite(curvature).all()):
+        raise ValueError(
+            "the curvature is not finite: derivatives of the network at these weights are inf or nan, though "
+            "its outputs are not; scale the inputs, or leave the parameters concerned out of subset="
+        )
+    return curvature
 
 
 def spread(values: Tensor, slots: tuple[Slot, ...]) -> Tensor:

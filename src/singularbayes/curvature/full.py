@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..gaussians import FullGaussian
 from ..parameters import Slot
-from .expansion import Expansion, Measured, Tally, spread
+from .cholesky import cholesky
+from .expansion import Expansion, Measured, Tally, finite, spread
 from .jacobian import bent_jacobians
 from .linear_head import is_linear_head, linear_head_matrix
 
@@ -36,16 +37,7 @@ class Full:
     positions: Tensor
 
     def _factor(self, precision: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-        """``L`` of ``scale H + P + jitter I``, and the least jitter that gives one."""
-        matrix = scale * self.H + torch.diag(spread(precision, self.slots))
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        jitter = 0.0
-        unit = torch.finfo(matrix.dtype).eps * matrix.detach().diagonal().abs().amax().item()
-        while int(failed):
-            jitter = 10 * jitter or unit
-            shift = jitter * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-            factor, failed = torch.linalg.cholesky_ex(matrix + shift)
-        return factor, jitter
+        return cholesky(scale * self.H + torch.diag(spread(precision, self.slots)))
 
     @functools.cached_property
     def _values(self) -> Tensor:
@@ -106,4 +98,4 @@ class FullCurvature:
             for rows in bent_jacobians(expansion, x, bent.root):
                 flat = rows.flatten(0, 1)
                 matrix.addmm_(flat.T, flat)
-        return Measured(Full(matrix, expansion.slots, expansion.positions.to(device)), tally)
+        return Measured(Full(finite(matrix), expansion.slots, expansion.positions.to(device)), tally)

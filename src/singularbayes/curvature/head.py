@@ -3,7 +3,8 @@
     Lambda_k = s I + (1 / T) sum_i  h_ik phi_i phi_i^T,     h_ik = - d^2 log p(y_i | f_i) / d f_ik^2
 
 For a Gaussian likelihood ``h = 1 / noise^2`` for all outputs; for classes ``p_k (1 - p_k)``, a matrix for
-each class (what lies between classes is left out). The mean is the mode: a Newton step with these matrices,
+each class (what lies between classes is left out). Where another likelihood bends the other way (a scale that
+is learned with the mean) ``h`` is 0. The mean is the mode: a Newton step with these matrices,
 halved while it does not lower the objective, is exact for Gaussian labels.
 
 References:
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from ..functions import call
 from ..likelihoods import Likelihood
 from ..nn.random_feature_head import RandomFeatureHead
+from .cholesky import cholesky
+from .expansion import finite
 
 __all__ = ["HeadPosterior"]
 
@@ -51,22 +54,24 @@ class HeadPosterior:
     precision: float
     temperature: float = 1.0
 
-    def precisions(self) -> tuple[Float[Tensor, "c m m"], Float[Tensor, "K m"]]:
+    def precisions(self, *, weighted: bool = True) -> tuple[Float[Tensor, "c m m"], Float[Tensor, "K m"]]:
         """``Lambda`` of each output (one, ``c = 1``, where all are equal), and the objective's gradient.
 
         In float64. One pass over the data.
+
+        Args:
+            weighted: by the second derivatives; else ``h`` is 1.
         """
         weight = self.head.weight.detach().double()
         outputs, features = weight.shape
         total = weight.new_zeros(1, features, features)
         gradient = self.precision * weight
-        for phi, slopes, curvatures in self._derivatives():
+        for phi, slopes, measured in self._derivatives():
+            curvatures = measured if weighted else torch.full_like(measured, 1 / self.temperature)
             if len(total) == 1 and bool((curvatures != curvatures[:, :1]).any()):
                 total = total.repeat(outputs, 1, 1)
             for number in range(len(total)):
-                total[number] += phi.T @ (
-                    curvatures[:, number : number + 1] * phi
-                )  # a batch in its own dtype
+                total[number] += phi.T @ (curvatures[:, number : number + 1] * phi)
             gradient += slopes.T @ phi
         diagonal = self.precision * torch.eye(features, dtype=total.dtype, device=total.device)
         return total + diagonal, gradient
@@ -85,7 +90,7 @@ class HeadPosterior:
     def newton(self) -> None:
         """Move the head's weights by a Newton step, as far as the objective falls."""
         precisions, gradient = self.precisions()
-        step = torch.cholesky_solve(gradient.unsqueeze(-1), torch.linalg.cholesky(precisions)).squeeze(-1)
+        step = torch.cholesky_solve(gradient.unsqueeze(-1), self._lower(precisions)[0]).squeeze(-1)
         start, before = self.head.weight.detach().clone(), self.objective()
         for halving in range(_HALVINGS):
             self._write(start.double() - 0.5**halving * step)
@@ -93,11 +98,20 @@ class HeadPosterior:
                 return
         self._write(start)
 
-    def roots(self) -> Float[Tensor, "c m m"]:
-        """``R`` with ``R R^T = Lambda^-1`` for each output, or one for all. One pass over the data."""
-        lower = torch.linalg.cholesky(self.precisions()[0])
+    def roots(self, *, weighted: bool = True) -> tuple[Float[Tensor, "c m m"], float]:
+        """``R`` with ``R R^T = Lambda^-1`` for each output, or one for all; the jitter that ``Lambda`` took.
+
+        One pass over the data; ``weighted``: see :meth:`precisions`.
+        """
+        lower, jitter = self._lower(self.precisions(weighted=weighted)[0])
         unit = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
-        return torch.linalg.solve_triangular(lower, unit, upper=False).mT
+        return torch.linalg.solve_triangular(lower, unit, upper=False).mT, jitter
+
+    @staticmethod
+    def _lower(precisions: Tensor) -> tuple[Tensor, float]:
+        """Cholesky factors, and the largest jitter among them."""
+        found = [cholesky(finite(precision)) for precision in precisions]
+        return torch.stack([lower for lower, _ in found]), max(jitter for _, jitter in found)
 
     @torch.no_grad()
     def _write(self, weight: Tensor) -> None:
@@ -124,9 +138,9 @@ class HeadPosterior:
                     slopes = torch.autograd.grad(nll, point, create_graph=True)[0]
                     curvatures = [self._curvature(slopes, point, k) for k in range(point.shape[1])]
                     yield (
-                        self.head.phi(inputs),
-                        slopes.detach() / self.temperature,
-                        torch.stack(curvatures, 1).clamp_min(0) / self.temperature,
+                        self.head.phi(inputs).double(),  # rounded sums of products would not be definite
+                        slopes.detach().double() / self.temperature,
+                        torch.stack(curvatures, 1).double().clamp_min(0) / self.temperature,
                     )
         finally:
             handle.remove()

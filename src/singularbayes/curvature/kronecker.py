@@ -5,8 +5,10 @@
 ``a_p`` is what the matrix is multiplied by at position ``p`` (of all data, and of all time steps or pixels of
 each: the *expand* setting), ``g_pc`` the gradient there for column ``c`` of the root ``R_n`` of the output
 Hessian: all ``K`` columns, no sampling. Blocks are single tensors: what lies between two is left out, between
-a weight and its bias too. The block of a bias (or of a diagonal ``s``) is exact. A block is exact for one
-position in all, or where all positions share ``a a^T`` or share ``g g^T`` (linear networks, Gaussian noise).
+a weight and its bias too. The block of a bias (or of a diagonal ``s``) is exact where the first axis of the
+layer's output is the data; where it is not (time first, or time steps as rows) what lies between the
+positions of a datum is left out. A matrix's block is exact for one position in all, or where all positions
+share ``a a^T`` or share ``g g^T`` (linear networks, Gaussian noise).
 
 With a prior precision ``p`` for the block: ``H_W + p I`` has the factors' eigenvectors and the eigenvalues
 ``l_i m_j + p``; nothing is damped.
@@ -28,10 +30,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..data import batch_size_of, take
 from ..functions import call
 from ..gaussians import KroneckerGaussian
 from ..nn.kernels import plain_attention
-from .expansion import Expansion, Measured, Tally
+from .expansion import Expansion, Measured, Tally, finite
 from .kronecker_sides import Sides, sides_of
 
 __all__ = ["Kronecker", "KroneckerBlock", "KroneckerCurvature"]
@@ -131,6 +134,7 @@ class KroneckerCurvature:
     def measure(self, expansion: Expansion) -> Measured:
         layers, tally = _layers(expansion), Tally()
         sums = [_Sums() for _ in expansion.slots]
+        data_first: list[bool] | None = None  # of each use
         device = expansion.leaves[0].device.type
         plain = [torch.autocast(device, enabled=False), plain_attention(expansion.network.modules())]
         plain += [torch.backends.cudnn.flags(enabled=False), _differentiated(expansion), torch.enable_grad()]
@@ -141,9 +145,10 @@ class KroneckerCurvature:
                 calls: list[_Call] = []
                 with _watched(layers, calls):
                     outputs = call(expansion.network, x)
+                data_first = _data_first(expansion, layers, calls, x) if data_first is None else data_first
                 bent = expansion.bend(outputs.detach(), y)
                 tally.add(bent)
-                _add_batch(layers, sums, calls, outputs, bent.root)
+                _add_batch(layers, sums, calls, outputs, bent.root, data_first)
         return Measured(Kronecker(tuple(_blocks(expansion, layers, sums))), tally)
 
 
@@ -203,7 +208,28 @@ def _watched(layers: _Layers, calls: list[_Call]) -> Iterator[None]:
             handle.remove()
 
 
-def _add_batch(layers: _Layers, sums: list[_Sums], calls: list[_Call], outputs: Tensor, root: Tensor) -> None:
+@torch.no_grad()
+def _data_first(expansion: Expansion, layers: _Layers, calls: list[_Call], x: Any) -> list[bool]:
+    """Whether the first axis of each use is the data: it is as long as they are, for one of them too."""
+    alone: list[_Call] = []
+    with _watched(layers, alone):
+        call(expansion.network, take(x, slice(0, 1)))
+    count = batch_size_of(x)
+    if len(alone) != len(calls):
+        return [False] * len(calls)
+    return [
+        len(one.output) == 1 and len(each.output) == count for one, each in zip(alone, calls, strict=True)
+    ]
+
+
+def _add_batch(
+    layers: _Layers,
+    sums: list[_Sums],
+    calls: list[_Call],
+    outputs: Tensor,
+    root: Tensor,
+    data_first: list[bool],
+) -> None:
     _refuse_unseen(layers, calls)
     with torch.no_grad():
         for layer, x, _ in calls:
@@ -218,19 +244,25 @@ def _add_batch(layers: _Layers, sums: list[_Sums], calls: list[_Call], outputs: 
             outputs, points, column.to(outputs).view_as(outputs), retain_graph=True, allow_unused=True
         )
         with torch.no_grad():
-            _add_column(layers, sums, calls, gradients)
+            _add_column(layers, sums, calls, gradients, data_first)
 
 
-def _add_column(layers: _Layers, sums: list[_Sums], calls: list[_Call], gradients: Any) -> None:
+def _add_column(
+    layers: _Layers, sums: list[_Sums], calls: list[_Call], gradients: Any, data_first: list[bool]
+) -> None:
     by_datum: dict[int, Tensor] = {}
-    for (layer, x, output), found in zip(calls, gradients, strict=True):
+    for (layer, x, output), found, first in zip(calls, gradients, data_first, strict=True):
         g = torch.zeros_like(output) if found is None else found
         sides, places = layers[layer]
         matrices = sides.outputs(layer, g)
-        vectors = sides.by_datum(layer, x, g) if any(leaf in sides.vectors for _, leaf in places) else {}
+        vectors = (
+            sides.by_datum(layer, x, g, first) if any(leaf in sides.vectors for _, leaf in places) else {}
+        )
         for slot, leaf in places:
             if leaf in sides.matrices:
                 sums[slot].add_outputs(matrices[leaf])
+            elif not first:
+                sums[slot].add_outputs(vectors[leaf].unsqueeze(0))
             else:
                 by_datum[slot] = by_datum[slot] + vectors[leaf] if slot in by_datum else vectors[leaf]
     for slot, rows in by_datum.items():  # all uses of a datum together: exact
@@ -249,7 +281,7 @@ def _refuse_unseen(layers: _Layers, calls: list[_Call]) -> None:
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
+    values, vectors = torch.linalg.eigh(0.5 * (finite(matrix) + matrix.T))
     return values.clamp(min=0), vectors  # what is negative is rounding
 
 

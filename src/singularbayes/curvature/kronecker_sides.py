@@ -5,6 +5,8 @@ its *input side* is ``a``, its *output side* the gradient ``g`` at ``W a``. A fa
 matrices; ``A`` sees ``x B``, and ``B`` sees ``x`` and the gradient pulled back through ``A``.
 
 A parameter of one axis (a bias, the diagonal ``s``) has a gradient for each datum instead, and no factors.
+Where the first axis of a linear layer is not the data (time first, or time steps as rows), each row counts as
+one.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Sides:
         turned: matrices stored ``(n, m)``.
         inputs: of the layer's input, for each matrix ``(groups, P, n)``, ``P`` positions of all data.
         outputs: of the gradient at the layer's output, for each matrix ``(groups, P, m)``.
-        by_datum: of input and gradient, for each vector the gradient of each datum ``(B, m)``.
+        by_datum: of input and gradient, and whether their first axis is the data: for each vector the
+            gradient of each datum ``(B, m)``, or else of each position ``(P, m)``.
     """
 
     matrices: tuple[str, ...]
@@ -45,7 +48,7 @@ class Sides:
     turned: tuple[str, ...]
     inputs: Callable[[Any, Tensor], dict[str, Tensor]]
     outputs: Callable[[Any, Tensor], dict[str, Tensor]]
-    by_datum: Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
+    by_datum: Callable[[Any, Tensor, Tensor, bool], dict[str, Tensor]]
 
 
 def _rows(x: Tensor) -> Float[Tensor, "1 P n"]:
@@ -53,9 +56,9 @@ def _rows(x: Tensor) -> Float[Tensor, "1 P n"]:
     return x.reshape(1, -1, x.shape[-1])
 
 
-def _summed(g: Tensor) -> Float[Tensor, "B m"]:
-    """Over the positions of each datum."""
-    return g.reshape(len(g), -1, g.shape[-1]).sum(1)
+def _summed(g: Tensor, data_first: bool) -> Float[Tensor, "B m"]:
+    """Over the positions of each datum, where it is known which these are."""
+    return g.reshape(len(g), -1, g.shape[-1]).sum(1) if data_first else g.reshape(-1, g.shape[-1])
 
 
 # Linear layers
@@ -69,8 +72,8 @@ def _linear_outputs(_layer: nn.Linear, g: Tensor) -> dict[str, Tensor]:
     return {"weight": _rows(g)}
 
 
-def _linear_by_datum(_layer: Any, _x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return {"bias": _summed(g)}
+def _linear_by_datum(_layer: Any, _x: Tensor, g: Tensor, data_first: bool) -> dict[str, Tensor]:
+    return {"bias": _summed(g, data_first)}
 
 
 def _low_rank_inputs(layer: LowRankLinear, x: Tensor) -> dict[str, Tensor]:
@@ -83,8 +86,8 @@ def _low_rank_outputs(layer: LowRankLinear, g: Tensor) -> dict[str, Tensor]:
     return {"A": _rows(g), "B": _rows(pulled if layer.s is None else pulled * layer.s)}
 
 
-def _low_rank_by_datum(layer: LowRankLinear, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return {"bias": _summed(g), "s": _summed((x @ layer.B) * (g @ layer.A))}
+def _low_rank_by_datum(layer: LowRankLinear, x: Tensor, g: Tensor, data_first: bool) -> dict[str, Tensor]:
+    return {"bias": _summed(g, data_first), "s": _summed((x @ layer.B) * (g @ layer.A), data_first)}
 
 
 # Convolutions
@@ -131,7 +134,7 @@ def _convolution_outputs(layer: Convolution, g: Tensor) -> dict[str, Tensor]:
     return {"weight": _by_groups(g, layer.groups)}
 
 
-def _convolution_by_datum(_layer: Any, _x: Tensor, g: Tensor) -> dict[str, Tensor]:
+def _convolution_by_datum(_layer: Any, _x: Tensor, g: Tensor, _data_first: bool) -> dict[str, Tensor]:
     return {"bias": g.flatten(2).sum(2)}
 
 
@@ -166,7 +169,9 @@ def _low_rank_convolution_outputs(layer: LowRankConv, g: Tensor) -> dict[str, Te
     }
 
 
-def _low_rank_convolution_by_datum(layer: LowRankConv, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+def _low_rank_convolution_by_datum(
+    layer: LowRankConv, x: Tensor, g: Tensor, _data_first: bool
+) -> dict[str, Tensor]:
     by_filter = (_spatial(layer, x) * _mixed_back(layer, g)).unflatten(1, (layer.groups, -1))
     return {"bias": g.flatten(2).sum(2), "s": by_filter.sum(1).flatten(2).sum(2)}
 

@@ -2,10 +2,10 @@
 
     H_n = d^2 (-log p(y_n | f)) / d f^2 = R_n R_n^T,        so J^T H J is (R^T J)^T (R^T J)
 
-| likelihood | H_n at temperature T |
+| likelihood | H_n at temperature T, logits scaled by a |
 |---|---|
-| ``Categorical`` | ``(diag(p) - p p^T) / T^2``, ``R = (diag(sqrt p) - p sqrt(p)^T) / T`` |
-| ``Bernoulli`` | ``p (1 - p) / T^2`` |
+| ``Categorical`` | ``a (diag(p) - p p^T) a / T^2``, ``R = a (diag(sqrt p) - p sqrt(p)^T) / T`` |
+| ``Bernoulli`` | ``a^2 p (1 - p) / T^2`` |
 | ``Gaussian`` | ``I / (T noise^2)`` |
 | ``HeteroscedasticGaussian`` | Fisher's matrix: ``diag(1 / var, 1 / 2)`` by mean and log variance |
 | any other | the Hessian of its ``log_prob``, by automatic differentiation; negative eigenvalues set to 0 |
@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, Parameters
+from ..scaling import scaled
 
 __all__ = ["Bend", "bend"]
 
@@ -66,11 +67,12 @@ def bend(likelihood: Likelihood, outputs: Tensor, y: Tensor, numbers: Parameters
     log_likelihood = likelihood.log_prob(outputs, labels, numbers).sum().item()
     flat, projected = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1), 0
     if isinstance(likelihood, Categorical):
-        p = (flat / likelihood.temperature).softmax(1)
-        root = (p.sqrt().diag_embed() - p.unsqueeze(2) * p.sqrt().unsqueeze(1)) / likelihood.temperature
+        logits, slope = _calibrated(likelihood, flat)
+        p = logits.softmax(1)
+        root = slope.unsqueeze(1) * (p.sqrt().diag_embed() - p.unsqueeze(2) * p.sqrt().unsqueeze(1))
     elif isinstance(likelihood, Bernoulli):
-        logits = flat / likelihood.temperature
-        root = (logits.sigmoid() * (-logits).sigmoid()).sqrt().unsqueeze(2) / likelihood.temperature
+        logits, slope = _calibrated(likelihood, flat)
+        root = (slope * (logits.sigmoid() * (-logits).sigmoid()).sqrt()).unsqueeze(2)
     elif isinstance(likelihood, Gaussian):
         given = likelihood.noise
         noise = math.exp(numbers["log_noise"].item()) if given is None else given
@@ -83,6 +85,13 @@ def bend(likelihood: Likelihood, outputs: Tensor, y: Tensor, numbers: Parameters
     else:
         root, projected = _root_of_hessian(likelihood, outputs, labels, numbers)
     return Bend(root, log_likelihood, labels.numel(), projected)
+
+
+def _calibrated(likelihood: Categorical | Bernoulli, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits that the likelihood makes of the outputs, and their slopes ``(K,)``: it is affine."""
+    settings = likelihood.temperature, likelihood.scale, likelihood.bias
+    ends = scaled(torch.stack([torch.zeros_like(outputs[0]), torch.ones_like(outputs[0])]), *settings)
+    return scaled(outputs, *settings), ends[1] - ends[0]
 
 
 def _fisher(likelihood: HeteroscedasticGaussian, outputs: Tensor) -> Tensor:

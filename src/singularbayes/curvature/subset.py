@@ -28,7 +28,7 @@ class LastLayer:
     """The layer whose result is the network's output, stock or factorised; found by running two rows.
 
     Not by its name or place: a layer that is called last but whose result is changed afterwards (scaled,
-    added to) is no last layer.
+    rectified, added to) is no last layer.
     """
 
 
@@ -137,7 +137,7 @@ def _leaf(slot: Slot, path: str) -> str:
 
 def _find(network: nn.Module, rows: Any) -> tuple[str | None, str]:
     """Path of the layer that makes the output, or why there is none."""
-    seen: list[tuple[str, Tensor, Tensor]] = []
+    seen: list[tuple[str, Tensor, Tensor, int]] = []  # held, so that no other tensor gets their memory
     layers = {
         path: module
         for path, module in network.named_modules()
@@ -147,7 +147,7 @@ def _find(network: nn.Module, rows: Any) -> tuple[str | None, str]:
     def watch(path: str) -> Any:
         def note(_layer: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and len(inputs) == 1 and isinstance(inputs[0], Tensor):
-                seen.append((path, inputs[0], output.clone()))
+                seen.append((path, inputs[0], output, output._version))  # noqa: SLF001
 
         return note
 
@@ -158,15 +158,25 @@ def _find(network: nn.Module, rows: Any) -> tuple[str | None, str]:
     finally:
         for handle in handles:
             handle.remove()
-    for path, features, made in reversed(seen):
-        if made.numel() == output.numel() and torch.equal(made.reshape(-1), output.reshape(-1)):
-            if sum(other == path for other, _, _ in seen) > 1:
+    for path, features, made, version in reversed(seen):
+        untouched = made._version == version  # noqa: SLF001 - counts what is written in place
+        if untouched and _same(made, output):
+            if sum(other == path for other, *_ in seen) > 1:
                 return None, f"{path or 'the network'} makes the output, but is called several times"
             if len(features) != batch_size_of(rows):
                 return None, f"{path} makes the output, but the first axis of its input is not the batch"
             return path, ""
     last = f" (called last: {seen[-1][0] or 'the network itself'})" if seen else ""
     return None, f"no layer's result is the network's output{last}"
+
+
+def _same(made: Tensor, output: Tensor) -> bool:
+    """Whether the output is a layer's result in another shape, by its memory.
+
+    Equal values would not do: a rectifier after the layer changes no value that is positive.
+    """
+    shares = made.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
+    return shares and made.numel() == output.numel() and torch.equal(made.reshape(-1), output.reshape(-1))
 
 
 class _Shaped(nn.Module):

@@ -5,7 +5,8 @@
 2. Training is MAP, with every hidden linear layer and convolution kept below a spectral norm
    (:mod:`..nn.spectral`): before each step the weights are scaled back to the bound.
 3. After it one pass builds the head's covariance ``(s I + sum_i h_i phi_i phi_i^T)^-1``
-   (:mod:`..curvature.head`). All other weights are points.
+   (:mod:`..curvature.head`). All other weights are points. A covariance that needs jitter says so in
+   ``info["jitter"]``.
 
     minimise  mean batch NLL + (T / N) (-log p(hidden weights) + s/2 |beta|^2)
 
@@ -33,6 +34,7 @@ from ..curvature.head import HeadPosterior
 from ..data import to_device
 from ..distributions import KroneckerGaussian
 from ..functions import call
+from ..likelihoods import Bernoulli, Categorical
 from ..model import BlockPrior, Model, check_model
 from ..nn.factorize import put
 from ..nn.kernels import plain_attention
@@ -69,8 +71,10 @@ def planned(model: Model, probe: Any, patterns: Patterns) -> Plan:
     trained = {name for slot in model.layout.of_kind("belief", "point") for name in slot.aliases}
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for path, module in network.named_modules():
-        own = {f"{path}.{leaf}".lstrip(".") for leaf, _ in module.named_parameters(recurse=False)}
-        if type(module) in BOUNDABLE and own & trained:
+        own = {leaf: f"{path}.{leaf}".lstrip(".") for leaf, _ in module.named_parameters(recurse=False)}
+        if type(module) in BOUNDABLE and trained.issuperset(
+            own[leaf] for leaf in ("weight", "A", "B") if leaf in own
+        ):
 
             def note(_module: nn.Module, inputs: Any, output: Tensor, path: str = path) -> None:
                 calls[path] = [*calls.pop(path, []), (inputs[0], output)]  # the last to run comes last
@@ -186,14 +190,23 @@ class SNGP(Training):
     Memory is ``features^2`` numbers for Gaussian labels and ``K features^2`` for ``K`` classes.
 
     Args:
-        features: random features of the head.
+        features: random features of the head. With few of them training finds hidden units of long features,
+            ``|phi|^2`` above the kernel's 1 on the training data, and so too much variance there.
         length_scale: of the head's kernel, in units of the last hidden activations.
         layer_norm: normalise each row of those first (its length is then not seen).
         norm_bound: largest spectral norm of the bounded layers; a residual block ``h + g(h)`` keeps distances
             where ``g``'s is below 1.
         bounded: name patterns of the hidden linear layers and convolutions that are bounded; ``()`` is none.
+            Only those whose matrices are trained: a frozen one is left as it is.
         prior_precision: ``s``, of the Gaussian prior of the head's weights; the other weights have the
             model's prior.
+        weighted: count each row by the curvature of its label's likelihood, ``p (1 - p)`` for a class: the
+            head's Laplace approximation. Rows of which the network is sure then hardly count, so that the
+            logits' variance is near the prior's on the training data too, and can be smaller between the
+            classes (an exact Gaussian process classifier has the same). The probabilities of such rows hardly
+            move; rank inputs by these. ``False`` counts every row as 1, as the authors' code does for more
+            than two classes: the variance then grows with the distance from the data alone, and is too small
+            for a posterior. Classes only; the mean is the same.
         newton_steps: steps of the head's weights to their mode after training (one is exact for Gaussian
             labels); 0 leaves them as trained.
 
@@ -216,6 +229,7 @@ class SNGP(Training):
     norm_bound: float = 0.95
     bounded: Patterns = "*"
     prior_precision: float = 1.0
+    weighted: bool = True
     newton_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -245,6 +259,11 @@ class SNGP(Training):
         """Train, then build the head's posterior. Arguments and errors: see ``MAP.fit``."""
         check_model(model)
         device = checked_device(self.device) if self.device else model.device
+        if not self.weighted and not isinstance(model.likelihood, Categorical | Bernoulli):
+            raise ValueError(
+                f"SNGP(weighted=False) counts rows of classes as 1; the precision of "
+                f"{type(model.likelihood).__name__} labels is in units of its noise: use weighted=True"
+            )
         data = prepare(model, self.patience, train, validation, device)
         plan = planned(model, data.probe, self.bounded)
         own = changed(model, plan, self, seed)
@@ -281,11 +300,13 @@ class SNGP(Training):
         for _ in range(self.newton_steps):
             posterior.newton()
         mean = layout.flatten(network, numbers)
-        distribution = _distribution(mean, posterior.roots(), plan.head, fitted)
+        roots, jitter = posterior.roots(weighted=self.weighted)
+        distribution = _distribution(mean, roots, plan.head, fitted)
         info = {
             **fitted.info,
             "numbers": fitted.info["numbers"] + distribution.right.numel(),
             "spectral_norms": norms,
+            "jitter": jitter,
         }
         return Posterior(network, distribution, fitted.likelihood, layout, info)
 

@@ -194,6 +194,8 @@ def test_the_distribution_draws_what_training_drew(covariance):
     points = distribution.noise_size - learner.beliefs - learner.rank  # whose noise counts nothing
     noise = torch.cat([own, torch.ones(points, dtype=torch.float64), shared])
     assert torch.allclose(distribution.sample(noise.unsqueeze(0))[0], learner.bound.w, atol=1e-12)
+    learner.vector.add_(0.1)  # an optimiser's step after the draw
+    distribution = learner.distribution()
     mean, dense, _ = dense_draw(learner, learner.vector)
     assert torch.allclose(distribution.variance[: len(mean)], dense.diagonal())
     assert torch.equal(distribution.variance[len(mean) :], torch.zeros(1, dtype=torch.float64))

@@ -30,8 +30,13 @@ def search_temperature(nll: Callable[[float], float], task: str) -> tuple[float,
     return math.exp(best), min(best - low, high - best) >= 1e-3
 
 
-def best_temperature(nll: Callable[[float], float], task: str) -> float:
+def best_temperature(nll: Callable[[float], float], task: str, stacklevel: int) -> float:
     """The temperature of least validation NLL; 1, with a warning, where the data do not tell it.
+
+    Args:
+        nll: mean NLL at a temperature.
+        task: of the likelihood.
+        stacklevel: of the warning.
 
     Warns:
         UserWarning: the best temperature lies at the bound (1/50 or 50; 1e-4 or 1e4 for regression): every
@@ -43,7 +48,7 @@ def best_temperature(nll: Callable[[float], float], task: str) -> float:
     warnings.warn(
         f"the calibration temperature ran to its bound {temperature:.3g} and stays at 1: the validation "
         f"labels are all predicted right, or the model has no signal; use more validation data",
-        stacklevel=3,
+        stacklevel=stacklevel,
     )
     return 1.0
 

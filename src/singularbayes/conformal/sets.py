@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..predictive import BernoulliPredictive, CategoricalPredictive
 from ..random import generator
-from .quantile import conformal_quantile
+from .quantile import check_level, conformal_quantile
 from .reading import predicted, read_json, read_numbers, save_json, write_numbers
 
 __all__ = ["APS", "LAC", "ConformalSets", "SetScore", "conformal_sets"]
@@ -174,6 +174,7 @@ def conformal_sets(
         >>> fitted.sets(pred)[0].tolist()
         [True, True, False]
     """
+    check_level(level)
     score = LAC() if score is None else score
     predictive, y = predicted(source, validation, draws, seed)
     scores = _scores(score, predictive, seed, "calibration")

@@ -219,3 +219,17 @@ def test_weights_that_are_none_are_named(weights, words):
     ):
         with pytest.raises(ValueError, match=words):
             make(torch.tensor(weights))
+
+
+def test_draws_that_agree_keep_their_value_though_weights_are_rounded():
+    # wrong: sum_s w_s p_s of certain draws is 1.0000001 in float32, whose variance and entropy are -1.2e-7
+    for seed in range(200):
+        weights = torch.rand(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        weights /= weights.sum()
+        certain = CategoricalPredictive(torch.tensor([0.0, -200.0]).expand(5, 3, 2), weights)
+        assert certain.mean[:, 0].tolist() == [1.0] * 3
+        assert certain.variance.min() >= 0
+        assert certain.entropy.min() >= 0
+        assert scores.max_probability(certain).tolist() == [0.0] * 3
+    naive = [(torch.rand(5, generator=torch.Generator().manual_seed(s)).double()) for s in range(200)]
+    assert any((w / w.sum()).float().sum() > 1 for w in naive)  # the sums that are at stake

@@ -277,6 +277,21 @@ def test_calibration_of_numbers_scales_the_total_variance_about_the_mixtures_mea
     assert ((alone - scaled.variance).abs() > 1e-3).all()
 
 
+def test_a_mixture_is_calibrated_by_a_temperature_alone():
+    mixture = classes()
+    y = mixture.predict(X, 12).mean.argmax(1)
+    y[2] = (y[2] + 1) % 3  # one label of eight is predicted wrong
+    default = mixture.calibrate((X, y), draws=12)
+    named = mixture.calibrate((X, y), by=sb.Temperature(), draws=12)
+    assert named.likelihood == default.likelihood
+    assert named.info["calibration"] == "Temperature"
+    for by in (sb.VectorScaling(), sb.IsotonicIntervals()):
+        with pytest.raises(TypeError, match=rf"by Temperature\(\), got {type(by).__name__}\("):
+            mixture.calibrate((X, y), by=by)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        MixturePosterior(mixture.members, mixture.weights, temperature=0.0)
+
+
 def test_calibration_needs_labels():
     with pytest.raises(ValueError, match=r"labels|must be"):
         classes().calibrate([{"x": X}])
@@ -457,8 +472,10 @@ def test_members_that_do_not_fit_together_are_refused():
         MixturePosterior([one, around(networks(4)[0], sb.Categorical())], [0.5, 0.5]).predict(X)
     plain = around(networks(1)[0], sb.Gaussian(noise=1.0))
     isotonic = plain.calibrate((X, torch.linspace(-2, 2, 8)), by=sb.IsotonicIntervals())
-    with pytest.raises(ValueError, match=r"member 1 predicts a RecalibratedPredictive.*Temperature\(\)"):
-        MixturePosterior([plain, isotonic], [0.5, 0.5]).predict(X)
+    with pytest.raises(ValueError, match=r"member 1 has isotonic intervals.*Temperature\(\)"):
+        MixturePosterior([plain, isotonic], [0.5, 0.5])
+    with pytest.raises(ValueError, match="member 1 has isotonic intervals"):  # before a method is fitted
+        sb.Mixture(members=(sb.MAP(), isotonic))
     with pytest.raises(ValueError, match="at least one member"):
         MixturePosterior([], [])
     with pytest.raises(ValueError, match="draws must be at least 1"):

@@ -47,7 +47,7 @@ def counting(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """``sum_s w_s values_s``.
+    """``sum_s w_s values_s``; of equal draws exactly their value, though rounded weights sum to 1 + 1e-7.
 
     Example:
         >>> mean(torch.tensor([0.0, 4.0]), torch.tensor([0.25, 0.75])).item()
@@ -56,7 +56,7 @@ def mean(values: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return values.mean(0)
     values, weights = counting(values, weights)
-    return torch.tensordot(weights, values, 1)
+    return values[0] + torch.tensordot(weights, values - values[:1], 1)
 
 
 def variance(values: Tensor, weights: Tensor | None) -> Tensor:

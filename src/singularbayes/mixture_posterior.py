@@ -25,13 +25,16 @@ import torch
 from torch import Tensor
 
 from . import checkpoint
+from .calibration import Calibration, Temperature
 from .data import as_source, gather
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
 from .random import derive
+from .recalibrated import Recalibrated
 from .saving import plain, refuse_another_kind
+from .scaling import check_temperature
 from .temperature import best_temperature
 
-__all__ = ["MixturePosterior", "WholeLikelihood", "pooled", "shared_out"]
+__all__ = ["MixturePosterior", "WholeLikelihood", "check_density", "pooled", "shared_out"]
 
 FORMAT = 1
 STEM = "mixture"
@@ -51,6 +54,22 @@ class WholeLikelihood:
 
     task: str
     temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+
+def check_density(number: int, likelihood: Any) -> None:
+    """A member needs a density: isotonic intervals have none, and would not be those that it shows alone.
+
+    Raises:
+        ValueError: a member whose intervals were recalibrated.
+    """
+    if isinstance(likelihood, Recalibrated):
+        raise ValueError(
+            f"member {number} has isotonic intervals, which were moved apart from a density, and a mixture "
+            f"pools densities. Join the member as it was before, and calibrate it by Temperature()"
+        )
 
 
 def shared_out(draws: int, supports: Sequence[int | None]) -> list[int]:
@@ -94,8 +113,7 @@ def pooled(predictives: Sequence[Predictive], weights: Sequence[float]) -> Predi
         if type(other) not in _KINDS:
             raise ValueError(
                 f"member {number} predicts a {type(other).__name__}; a mixture pools the densities of class "
-                f"probabilities and Gaussians, and intervals that were moved apart from a density (isotonic "
-                f"ones) have none. Join the member as it was before, and calibrate it by Temperature()"
+                f"probabilities and Gaussians"
             )
         if type(other) is not type(first) or _event(other) != _event(first):
             raise ValueError(
@@ -150,7 +168,7 @@ class MixturePosterior:
         temperature: of the whole, see :meth:`calibrate`.
 
     Raises:
-        ValueError: no member, other tasks, weights that are negative or do not sum to 1.
+        ValueError: no member, other tasks, isotonic intervals, weights that are negative or do not sum to 1.
 
     Example:
         >>> import singularbayes as sb
@@ -178,6 +196,8 @@ class MixturePosterior:
             raise ValueError(
                 f"the members' tasks are {', '.join(tasks)}; a mixture is of posteriors of one task"
             )
+        for number, member in enumerate(self.members):
+            check_density(number, member.likelihood)
         self.likelihood = WholeLikelihood(tasks[0], temperature)
         self.info = dict(info or {})
         dtypes = [getattr(member, "dtype", torch.float32) for member in self.members]
@@ -238,7 +258,9 @@ class MixturePosterior:
         temperature = self.likelihood.temperature
         return whole if temperature == 1 else whole.tempered(temperature)
 
-    def calibrate(self, validation: Any, draws: int = 64, seed: int = 0) -> MixturePosterior:
+    def calibrate(
+        self, validation: Any, by: Calibration | None = None, draws: int = 64, seed: int = 0
+    ) -> MixturePosterior:
         """A new mixture with the temperature that minimises its validation NLL; the weights stay.
 
         One temperature for all, on top of each member's own: for classes the logits of every draw of every
@@ -248,15 +270,24 @@ class MixturePosterior:
 
         Args:
             validation: ``(X, y)``, a Dataset or batches; not the test set.
+            by: :class:`.Temperature`, the only one that a mixture has: ``VectorScaling`` fits the logits of
+                one network, and isotonic intervals are of one.
             draws: posterior draws.
             seed: of the draws.
 
         Raises:
+            TypeError: ``by`` is another calibration.
             ValueError: no labels.
 
         Warns:
             UserWarning: as :meth:`.Posterior.calibrate`.
         """
+        if by is not None and not isinstance(by, Temperature):
+            raise TypeError(
+                f"a mixture is calibrated by Temperature(), got {by!r}. VectorScaling() fits the logits of "
+                f"one network: calibrate each member by it, then join them. For intervals with a guarantee "
+                f"use conformal_intervals(mixture, ...)"
+            )
         held = gather(as_source(validation, self.dtype, integers=True))
         if held.y is None:
             raise ValueError("calibration needs labels: pass (X, y)")
@@ -265,10 +296,15 @@ class MixturePosterior:
         tensors = {name: tensor.double() for name, tensor in _tensors(found).items()}
         predictive = _like(found, tensors, found.weights)  # float32 leaves the flat valley's floor open
         temperature = best_temperature(
-            lambda t: -predictive.tempered(t).log_prob(labels).mean().item(), self.likelihood.task
+            lambda t: -predictive.tempered(t).log_prob(labels).mean().item(),
+            self.likelihood.task,
+            stacklevel=3,
         )
         return MixturePosterior(
-            self.members, self.weights, {**self.info, "temperature": temperature}, temperature
+            self.members,
+            self.weights,
+            {**self.info, "temperature": temperature, "calibration": Temperature.__name__},
+            temperature,
         )
 
     def to(self, device: torch.device | str) -> MixturePosterior:

@@ -287,7 +287,7 @@ class Posterior:
 
         Raises:
             TypeError: ``by`` is no calibration, or not one for this likelihood.
-            ValueError: no labels.
+            ValueError: no labels, or outputs that are not finite.
 
         Warns:
             UserWarning: the data do not tell the calibration; see its class.
@@ -302,6 +302,12 @@ class Posterior:
         plain = Posterior(self.network, self.distribution, base, self.layout, self.info)
         rows = plain.draw(min(draws, self.support or draws), seed)
         outputs = plain.functions(rows, held.x).double()  # float32 leaves the flat valley's floor open
+        broken = (~torch.isfinite(outputs)).transpose(0, 1).flatten(1).any(1).nonzero()
+        if len(broken):
+            raise ValueError(
+                f"the network's outputs are not finite in {len(broken)} of {outputs.shape[1]} validation "
+                f"rows, first in row {int(broken[0])}: it has diverged or overflows on these inputs"
+            )
         labels = base.labels(outputs.shape[1:], held.y.to(self.device))
         likelihood = by.fit(base, outputs, self.layout.likelihood_views(rows), labels)
         info = {**self.info, "temperature": likelihood.temperature, "calibration": type(by).__name__}

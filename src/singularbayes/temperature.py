@@ -24,14 +24,22 @@ def search_temperature(nll: Callable[[float], float], task: str) -> tuple[float,
     Args:
         nll: mean NLL at a temperature.
         task: of the likelihood: variances have a wider range than logits.
+
+    Raises:
+        ValueError: an NLL that is nan.
     """
     low, high = (sign * math.log(_WIDEST.get(task, _WIDEST_CLASSES)) for sign in (-1, 1))
     best = _golden(lambda log_temperature: nll(math.exp(log_temperature)), low, high)
     return math.exp(best), min(best - low, high - best) >= 1e-3
 
 
-def best_temperature(nll: Callable[[float], float], task: str) -> float:
+def best_temperature(nll: Callable[[float], float], task: str, stacklevel: int) -> float:
     """The temperature of least validation NLL; 1, with a warning, where the data do not tell it.
+
+    Args:
+        nll: mean NLL at a temperature.
+        task: of the likelihood.
+        stacklevel: of the warning.
 
     Warns:
         UserWarning: the best temperature lies at the bound (1/50 or 50; 1e-4 or 1e4 for regression): every
@@ -43,7 +51,7 @@ def best_temperature(nll: Callable[[float], float], task: str) -> float:
     warnings.warn(
         f"the calibration temperature ran to its bound {temperature:.3g} and stays at 1: the validation "
         f"labels are all predicted right, or the model has no signal; use more validation data",
-        stacklevel=3,
+        stacklevel=stacklevel,
     )
     return 1.0
 
@@ -52,6 +60,9 @@ def _golden(function: Callable[[float], float], low: float, high: float) -> floa
     """Minimum of a function with one valley: a coarse grid, then golden sections."""
     grid = np.linspace(low, high, 25)
     values = [function(float(point)) for point in grid]
+    if any(map(math.isnan, values)):
+        raise ValueError("the validation NLL is nan: predictions of some rows are not finite; the network "
+                         "has diverged or overflows on these inputs")  # fmt: skip
     best = int(np.argmin(values))
     a, b = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     ratio = (math.sqrt(5) - 1) / 2

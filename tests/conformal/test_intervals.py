@@ -16,6 +16,7 @@ from singularbayes.conformal import (
     conformal_intervals,
 )
 from singularbayes.predictive import CategoricalPredictive, GaussianPredictive
+from singularbayes.recalibrated import LevelMap, RecalibratedPredictive
 
 SCORES = [AbsoluteResidual(), NormalizedResidual(), CQR()]
 
@@ -38,12 +39,14 @@ def rows_of(predictive: GaussianPredictive, part: slice) -> GaussianPredictive:
 @pytest.mark.parametrize("score", SCORES, ids=str)
 def test_exchangeable_data_are_covered_whatever_the_model(score, misled):
     # mean over 150 calibration sets of 29, within 4 standard errors of [.8, .8 + 1/30]: false alarm 6e-5
-    found = []
-    for repeat in range(150):
-        predictive, y = problem(69, repeat, misled=misled)
-        fitted = conformal_intervals(rows_of(predictive, slice(29)), y[:29], level=0.8, score=score)
-        low, high = fitted.interval(rows_of(predictive, slice(29, 69)))
-        found.append(float(((low <= y[29:]) & (y[29:] <= high)).double().mean()))
+    repeats = [problem(69, repeat, misled=misled) for repeat in range(150)]  # side by side, as 150 outputs
+    means, variances = (
+        torch.stack([getattr(p, key) for p, _ in repeats], -1) for key in ("means", "variances")
+    )
+    predictive, y = GaussianPredictive(means, variances), torch.stack([y for _, y in repeats], -1)
+    fitted = conformal_intervals(rows_of(predictive, slice(29)), y[:29], level=0.8, score=score)
+    low, high = fitted.interval(rows_of(predictive, slice(29, 69)))
+    found = ((low <= y[29:]) & (y[29:] <= high)).double().mean(0).numpy()
     mean, error = np.mean(found), np.std(found) / math.sqrt(150)
     assert 0.8 - 4 * error < mean < 0.8 + 1 / 30 + 4 * error
 
@@ -93,6 +96,18 @@ def test_intervals_that_are_too_wide_shrink_and_never_turn_inside_out():
     assert fitted.threshold < 0
     narrow = GaussianPredictive(torch.zeros(1, 1).double(), torch.full((1, 1), 1e-4).double())
     assert fitted.interval(narrow)[:, 0].tolist() == pytest.approx([0.0, 0.0], abs=1e-9)
+
+
+def test_intervals_that_are_infinite_already_stay_infinite_and_are_never_nan():
+    # a recalibrated tail ends at infinity; infinity minus infinity would be nan
+    never = LevelMap((0.4, 0.6), (0.4, 0.6))
+    ends = LevelMap((0.0, 1.0), (0.5, 0.6))
+    means, ones = torch.zeros(1, 30, dtype=torch.float64), torch.ones(1, 30, dtype=torch.float64)
+    for rule, infinite in ((ends, True), (never, False)):
+        predictive = RecalibratedPredictive(means, ones, maps=(rule,))
+        edges = conformal_intervals(predictive, torch.linspace(-9, 9, 30).double()).interval(predictive)
+        assert not edges.isnan().any()
+        assert bool(edges.isinf().all()) is infinite
 
 
 def test_each_output_has_its_own_threshold():

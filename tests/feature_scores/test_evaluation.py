@@ -10,6 +10,7 @@ import singularbayes as sb
 from singularbayes.evaluation import Evaluation, paired_difference
 from singularbayes.feature_scores import Combination, Energy, Mahalanobis, NearestNeighbours, PosteriorScore
 from singularbayes.report import Entry, Report, render
+from singularbayes.report.tables import set_table
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,16 @@ def test_they_are_saved_compared_and_reported(problem, evaluation, tmp_path):
     difference = paired_difference(loaded, evaluation, "auroc", on="far", score="together/é")
     assert (difference.value, difference.low, difference.high) == (0, 0, 0)
     assert sb.diagnose(loaded).score == "mutual_information"
+    plain = sb.evaluate(problem[0], problem[1], problem[2], draws=2, bootstrap=0, name="plain")
+    entries = [Entry(name=e.name, evaluations=(e,), diagnosis=None, numbers=1, seconds=1.0)
+               for e in (loaded, plain)]  # fmt: skip
+    report = Report(title="t", recipe="r", about={}, entries=entries, command="c")
+    columns = [c for c in set_table(report, "far").columns if c.group == "by together/é"]
+    assert columns[0].cells[0].text == f"{loaded.ood['far']['together/é']['auroc'].value:.3f}"
+    assert columns[0].cells[1].text == "not measured"
+    page = render(report)
+    assert all(f"by {name}</span>" in page for name in problem[3])
+    assert "by relative_variance" not in page  # the task's other scores are in results.csv
 
 
 def test_wrong_scores_are_named_before_any_work(problem, unchecked):

@@ -52,7 +52,7 @@ def test_one_logit_and_what_has_none_are_refused(unchecked):
     with pytest.raises(ValueError, match="K >= 2 classes"):
         Energy(posterior_of(1, sb.Bernoulli())).score(X)
     for rule in (Energy, MaxLogit):
-        with pytest.raises(TypeError, match="expected a posterior or a network"):
+        with pytest.raises(TypeError, match="expected a network of classes or a posterior of one"):
             rule("network")
     with pytest.raises(ValueError, match="temperature must be"):
         Energy(posterior_of(), temperature=0.0)

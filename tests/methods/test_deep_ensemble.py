@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import singularbayes as sb
 from singularbayes.distributions import MixtureDistribution, StoredDraws
 from singularbayes.methods.ensembles import reinitialized
+from singularbayes.random import derive
 
 SOURCE = torch.Generator().manual_seed(1)
 X = torch.randn(40, 3, generator=SOURCE) * torch.tensor([1.0, 10.0, 0.1])
@@ -134,6 +135,59 @@ def test_members_of_any_method_are_one_mixture():
     for number, mean in enumerate(parts):
         gap = (draws[number::2].mean(0) - mean).abs()
         assert (gap < 5 * posterior.distribution.components[number].variance.sqrt() / 10 + 1e-5).all()
+
+
+LAPLACE = sb.Pretrained(point=sb.MAP(epochs=10, learning_rate=0.03), member=sb.LaplaceApproximation())
+
+
+def test_members_that_are_linearised_each_at_its_own_weights_keep_their_networks(tmp_path):
+    # read with the first one's network and noise, as all once were, the mean is off by .1 and more
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    model = sb.Model(network, sb.Gaussian(noise=1.0))
+    y = (X[:, 0] * X[:, 2]).tanh()
+    posterior = sb.DeepEnsemble(members=2, member=LAPLACE).fit(model, (X, y))
+    assert isinstance(posterior, sb.MixturePosterior)
+    assert posterior.info["method"] == "DeepEnsemble"
+    alone = []
+    for number in range(2):
+        seed = derive(0, "member", number)
+        alone.append(LAPLACE.fit(reinitialized(model, seed), (X, y), seed=seed))
+    parts = [member.predict(X, draws=16, seed=derive(0, "member", n)) for n, member in enumerate(alone)]
+    found = posterior.predict(X, draws=32)
+    torch.testing.assert_close(found.mean, torch.stack([p.mean for p in parts]).mean(0))
+    first = alone[0]
+    wrong = [first.functions(member.draw(16), X)[..., 0].mean(0) for member in alone]
+    assert (torch.stack(wrong).mean(0) - found.mean).abs().max() > 0.1
+    posterior.save(tmp_path)
+    again = sb.load(tmp_path, network)
+    torch.testing.assert_close(again.predict(X, draws=32).mean, found.mean)
+
+
+class Noise(sb.MAP):
+    """Members that each find a noise level, as a likelihood of their own."""
+
+    def fit(self, model, data, validation=None, *, seed, checkpoint=None, progress=None):
+        found = super().fit(model, data, seed=seed)
+        likelihood = sb.Gaussian(noise=1.0 + seed % 7)
+        return sb.Posterior(found.network, found.distribution, likelihood, found.layout, found.info)
+
+
+def test_members_of_other_noise_levels_keep_them():
+    model = sb.Model(nn.Linear(3, 1), sb.Gaussian(noise=1.0))
+    posterior = sb.DeepEnsemble(members=3, member=Noise(epochs=1)).fit(model, (X, X[:, 0]))
+    levels = [1.0 + derive(0, "member", n) % 7 for n in range(3)]
+    assert len(set(levels)) > 1
+    aleatoric = posterior.predict(X).aleatoric
+    assert aleatoric[0].item() == pytest.approx(sum(level**2 for level in levels) / 3, rel=1e-6)
+
+
+def test_a_learned_noise_level_is_part_of_the_vector_wherever_it_started():
+    member = sb.Pretrained(point=sb.MAP(epochs=2), member=sb.SWAG(epochs=4, start_epoch=0))
+    posterior = sb.DeepEnsemble(members=2, member=member).fit(
+        sb.Model(nn.Linear(3, 1), sb.Gaussian()), (X, X[:, 0])
+    )
+    assert isinstance(posterior.distribution, MixtureDistribution)
 
 
 class Body(nn.Module):

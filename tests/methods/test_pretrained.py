@@ -38,8 +38,8 @@ def test_the_second_method_begins_where_the_first_one_ended() -> None:
 
 def test_an_ensemble_of_it_has_members_of_its_own() -> None:
     posterior = sb.DeepEnsemble(members=2, member=METHOD).fit(model(), (X, X.square()))
-    one, two = posterior.distribution.components
-    assert not torch.allclose(one.mean, two.mean)
+    one, two = (member.distribution.mean for member in posterior.members)
+    assert not torch.allclose(one, two)
 
 
 def test_it_goes_on_from_its_checkpoints(tmp_path: Path) -> None:

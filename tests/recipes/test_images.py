@@ -95,6 +95,8 @@ def test_plans_run_and_are_evaluated_before_and_after_calibration(name, tmp_path
     ]
     folder = run_recipe(small(name), tmp_path, methods=names, overrides=EPOCH, bootstrap=10)
     assert len(folder.names) == len(names)
+    for run in folder.runs:  # read by the diagnosis; once False where all low-rank layers are convolutions
+        assert run.evaluation.info["low_rank"] is ("low rank" in run.name)
     text = script.side_by_side(folder)
     assert text.count("| uncalibrated |") == text.count("| calibrated |") == len(folder.names)
     text = script.regularities(folder)

@@ -26,6 +26,20 @@ def test_networks_that_are_given_have_no_fields():
         check_overrides({"subspace": plan(method)}, {"epochs": 3})
 
 
+def test_a_method_at_any_depth_is_reached_and_has_the_validation_set_that_it_asks_for():
+    after = sb.Pretrained(point=sb.MAP(), member=sb.LaplaceApproximation())
+    for method in (after, sb.DeepEnsemble(member=after), sb.Mixture(members=(after, sb.MeanField()))):
+        own = plan(method)
+        assert "patience" in flag_fields(method)
+        assert not own.needs_validation
+        check_overrides({"own": own}, {"patience": 3})
+        assert overridden(own, {"patience": 3}).needs_validation
+    assert plan(sb.Mixture(members=(sb.MAP(), sb.MeanField()), weights=sb.Stacked())).needs_validation
+    stops = sb.DeepEnsemble(member=sb.Pretrained(point=sb.MAP(patience=2), member=sb.SWAG()))
+    with pytest.raises(ValueError, match="joins_validation=True"):
+        Plan(network=lambda: nn.Linear(2, 2), prior=sb.Normal(), joins_validation=True, method=stops)
+
+
 @pytest.mark.parametrize("field", ["modes", "curve", "weights"])
 def test_objects_are_no_flags(field):
     assert field not in flag_fields(sb.ModeCurve())

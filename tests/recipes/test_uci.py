@@ -73,6 +73,15 @@ def test_the_best_pair_is_fitted_again_to_both_sets_for_all_epochs():
     assert not torch.equal(kept.draw(4), expected.draw(4)), "mutant"
 
 
+def test_channel_dropout_is_tuned_too():
+    channels = nn.Sequential(
+        nn.Linear(2, 4), nn.Unflatten(1, (4, 1)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, 1)
+    )
+    own = sb.Model(channels, sb.Gaussian(noise=1.0), prior=sb.Normal(100.0))
+    tuned = TunedDropout(member=replace(MEMBER, epochs=1), rates=(0.05,)).fit(own, line(40, 0), line(20, 1))
+    assert tuned.distribution.rates[0] == 0.05  # once .5, the network's own, at every rate
+
+
 def test_neither_the_users_network_nor_test_data_take_part():
     own = model()
     before = copy.deepcopy(own.network.state_dict())

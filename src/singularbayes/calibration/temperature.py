@@ -43,7 +43,7 @@ class Temperature:
     ) -> Likelihood:
         """The likelihood at the temperature found; see :class:`.Calibration`."""
         return likelihood.with_temperature(
-            best_temperature(nll_at(likelihood, outputs, numbers, labels), likelihood.task)
+            best_temperature(nll_at(likelihood, outputs, numbers, labels), likelihood.task, stacklevel=4)
         )
 
 

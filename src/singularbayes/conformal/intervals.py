@@ -85,7 +85,9 @@ class CQR:
 
     def interval(self, predictive: GaussianPredictive, threshold: Tensor, level: float) -> Tensor:
         low, high = predictive.interval(level)
-        moved = torch.stack([low - threshold, high + threshold])
+        # an edge that is infinite (a recalibrated tail) stays, whatever is added to it
+        moved = torch.stack([torch.where(low.isinf(), low, low - threshold),
+                             torch.where(high.isinf(), high, high + threshold)])  # fmt: skip
         middle = ((low + high) / 2).expand_as(moved)
         return torch.where(moved[0] > moved[1], middle, moved)
 

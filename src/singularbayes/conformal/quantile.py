@@ -61,7 +61,7 @@ def conformal_quantile(scores: Tensor, level: float) -> Tensor:
         warnings.warn(
             f"{count} calibration points are too few for the level {level:g}: it takes {needed}; every set "
             f"holds all classes, every interval all numbers",
-            stacklevel=4,
+            stacklevel=3,
         )
         return torch.full_like(scores[0], math.inf)
     return scores.kthvalue(rank, dim=0).values

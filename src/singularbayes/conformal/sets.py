@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..predictive import BernoulliPredictive, CategoricalPredictive
 from ..random import generator
-from .quantile import conformal_quantile
+from .quantile import check_level, conformal_quantile
 from .reading import predicted, read_json, read_numbers, save_json, write_numbers
 
 __all__ = ["APS", "LAC", "ConformalSets", "SetScore", "conformal_sets"]
@@ -99,6 +99,10 @@ class ConformalSets:
         Args:
             predictive: of classes.
             seed: of the uniform shares of randomised sets.
+
+        Raises:
+            TypeError: a predictive without classes.
+            ValueError: probabilities that are nan.
         """
         scores = _scores(self.score, predictive, seed, "application")
         return scores <= self.threshold
@@ -174,6 +178,7 @@ def conformal_sets(
         >>> fitted.sets(pred)[0].tolist()
         [True, True, False]
     """
+    check_level(level)
     score = LAC() if score is None else score
     predictive, y = predicted(source, validation, draws, seed)
     scores = _scores(score, predictive, seed, "calibration")
@@ -192,6 +197,10 @@ def _scores(score: SetScore, predictive: Any, seed: int, purpose: str) -> Float[
     rows, classes = log_probs.shape[1:]
     columns = [predictive.log_prob(log_probs.new_full((rows,), k).long()) for k in range(classes)]
     table = torch.stack(columns, 1).double()
+    broken = table.isnan().any(1).nonzero()
+    if len(broken):
+        raise ValueError(f"the probabilities of {len(broken)} of {rows} rows are nan, first of row "
+                         f"{int(broken[0])}: the network has diverged or overflows on them")  # fmt: skip
     source = generator(seed, "conformal", purpose, device=table.device)
     u = torch.rand(rows, generator=source, dtype=torch.float64, device=table.device)
     return score.scores(table.log_softmax(-1), u)  # float32 sums are off by 1e-7

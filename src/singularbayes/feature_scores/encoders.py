@@ -54,8 +54,9 @@ def features_of(source: Any) -> Features:
     if callable(getattr(source, "at_mean", None)):
         return Penultimate(source)
     raise TypeError(
-        f"got a {type(source).__name__}, expected a posterior, Penultimate(network) for a network's last "
-        f"hidden layer, Frozen(encoder) for what an encoder gives, or Inputs()"
+        f"got a {type(source).__name__}, expected a posterior of one network (of a mixture: one of its "
+        f".members), Penultimate(network) for a network's last hidden layer, Frozen(encoder) for what an "
+        f"encoder gives, or Inputs()"
     )
 
 

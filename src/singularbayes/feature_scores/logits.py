@@ -39,7 +39,8 @@ class _Logits:
         network = isinstance(self.source, nn.Module)
         if not network and not callable(getattr(self.source, "functions", None)):
             raise TypeError(
-                f"got a {type(self.source).__name__}, expected a posterior or a network of classes"
+                f"got a {type(self.source).__name__}, expected a network of classes or a posterior of one "
+                f"(of a mixture: one of its .members)"
             )
         object.__setattr__(self, "network", network_at_mean(self.source) if network else None)
 

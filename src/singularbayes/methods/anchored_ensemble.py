@@ -34,6 +34,7 @@ from torch.utils.data import Dataset
 from ..data import LABEL_KEYS, Items, Tensors, as_source
 from ..distributions import StoredDraws
 from ..likelihoods import Likelihood
+from ..mixture_posterior import MixturePosterior
 from ..model import Model, check_model
 from ..posterior import Posterior
 from ..priors import Normal
@@ -282,7 +283,7 @@ class AnchoredEnsemble(Training):
         seed: int = 0,
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
-    ) -> Posterior:
+    ) -> Posterior | MixturePosterior:
         """Fit every member. Arguments and errors: see ``MAP.fit``; each has a folder of its own there.
 
         Raises:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..mixture_posterior import MixturePosterior
 from ..model import Model, check_model
 from ..posterior import Posterior
 from ..random import derive
@@ -24,6 +25,10 @@ __all__ = ["DeepEnsemble"]
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble:
     """``members`` independent fits of ``member``, each from its own initial weights, in its own data order.
+
+    The result is a ``Posterior``, one distribution over the flat vector. Where the members differ in more
+    than that vector (Laplace approximations, each linearised at its own weights; noise levels that each one
+    found) it is a ``MixturePosterior`` of equal weights, in which each has its own network and likelihood.
 
     Args:
         members: how many.
@@ -62,7 +67,7 @@ class DeepEnsemble:
         seed: int = 0,
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
-    ) -> Posterior:
+    ) -> Posterior | MixturePosterior:
         """Fit every member. Arguments and errors: see ``MAP.fit``; each has a folder of its own there."""
         check_model(model)
         jobs = []

@@ -11,7 +11,9 @@ import torch
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from ..distributions import MixtureDistribution, StoredDraws
+from ..mixture_posterior import MixturePosterior
 from ..model import Model
+from ..nn import remade
 from ..posterior import Posterior
 from ..random import forked
 
@@ -50,7 +52,7 @@ def reinitialized(model: Model, seed: int) -> Model:
         warnings.warn(
             f"{', '.join(reversed(stuck))} cannot be drawn anew (no reset_parameters(), or a "
             f"parametrization): every member starts from the same values there",
-            stacklevel=2,
+            stacklevel=3,
         )
     fresh = copy.copy(model)
     fresh.network = network
@@ -61,28 +63,18 @@ def _join(path: str, leaf: str) -> str:
     return f"{path}.{leaf}" if path else leaf
 
 
-def joined(fitted: Sequence[Posterior], name: str, seed: int, settings: Mapping[str, Any]) -> Posterior:
-    """The members as one posterior, equal weights.
+def joined(
+    fitted: Sequence[Any], name: str, seed: int, settings: Mapping[str, Any]
+) -> Posterior | MixturePosterior:
+    """The members as one posterior, equal weights: a mixture of posteriors where one network is not enough.
 
     Args:
-        fitted: of one layout.
+        fitted: posteriors of one model.
         name: of the ensemble's method.
         seed: of the ensemble's fit.
         settings: go into ``info["settings"]`` before the members' own, which count where both have one.
     """
-    parts = [posterior.distribution for posterior in fitted]
-    if all(isinstance(part, StoredDraws) for part in parts):
-        distribution: Any = StoredDraws(torch.cat([part.draws for part in parts]))
-    else:
-        distribution = MixtureDistribution(tuple(parts))
     first = fitted[0]
-    moved = _moved_outside(fitted)
-    if moved:
-        warnings.warn(
-            f"{', '.join(moved)} moved in training, differs between members and is no part of the flat "
-            f"vector: every member is read with the first one's",
-            stacklevel=3,
-        )
     info = {
         "method": name,
         "numbers": sum(posterior.info.get("numbers", 0) for posterior in fitted),
@@ -93,18 +85,42 @@ def joined(fitted: Sequence[Posterior], name: str, seed: int, settings: Mapping[
         "settings": {**settings, **first.info.get("settings", {})},
         "history": [posterior.info.get("history") for posterior in fitted],
     }
+    if not _differ_in_the_vector_alone(fitted):
+        return MixturePosterior(fitted, [1 / len(fitted)] * len(fitted), info)
+    parts = [posterior.distribution for posterior in fitted]
+    if all(isinstance(part, StoredDraws) for part in parts):
+        distribution: Any = StoredDraws(torch.cat([part.draws for part in parts]))
+    else:
+        distribution = MixtureDistribution(tuple(parts))
     return Posterior(first.network, distribution, first.likelihood, first.layout, info)
 
 
-def _moved_outside(fitted: Sequence[Posterior]) -> list[str]:
-    """Tensors outside the flat vector, counters aside, that differ between members."""
-    first = fitted[0]
-    inside = {name for slot in first.layout.slots for name in slot.aliases}
-    states = [dict(posterior.network.named_buffers()) for posterior in fitted]
-    return [
-        name
-        for name, tensor in states[0].items()
-        if name not in inside
-        and tensor.is_floating_point()
-        and not all(torch.equal(tensor, state[name]) for state in states[1:])
-    ]
+def _differ_in_the_vector_alone(fitted: Sequence[Any]) -> bool:
+    """Whether one network and likelihood stand for all: what is outside the flat vector is equal."""
+    if not all(isinstance(posterior, Posterior) for posterior in fitted):
+        return False
+    first, *others = fitted
+    starts = first.likelihood.parameters
+    inside = {alias for slot in first.layout.slots for alias in slot.aliases}
+
+    def said(posterior: Posterior) -> Any:
+        likelihood = posterior.likelihood
+        if likelihood.parameters.keys() == starts.keys():
+            likelihood = likelihood.started_at(starts)  # where learned numbers started is no part of it
+        changes = remade.describe(posterior.network)
+        return type(likelihood), likelihood.to_dict(), posterior.layout.to_dict(), changes
+
+    def outside(posterior: Posterior) -> dict[str, torch.Tensor]:
+        """Tensors outside the vector, counters aside."""
+        found = remade.tensors(posterior.network)
+        return {
+            n: t for n, t in found.items() if n not in inside and (t.is_floating_point() or t.is_complex())
+        }
+
+    own = outside(first)
+    return all(
+        said(other) == said(first)
+        and own.keys() == tensors.keys()
+        and all(torch.equal(own[name], tensors[name]) for name in own)
+        for other, tensors in ((other, outside(other)) for other in others)
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..mixture_posterior import MixturePosterior
+from ..mixture_posterior import MixturePosterior, check_density
 from ..model import Model, check_model
 from ..random import derive
 from .members import Job, check_executor, fit_all
@@ -71,9 +71,11 @@ class Mixture:
                 f"member {number} is a {type(member).__name__}; expected a fitted posterior, a method such "
                 f"as MAP(), or a pair (model, method)"
             )
-        for member in self.members:
+        for number, member in enumerate(self.members):
             if isinstance(member, tuple):
                 check_model(member[0])
+            elif _is_fitted(member):
+                check_density(number, member.likelihood)
         check_executor(self.executor)
         if self.members:
             self.weights.check(len(self.members))

@@ -24,7 +24,7 @@ __all__ = ["ByEvidence", "Equal", "Given", "MemberWeights", "Stacked", "stacked"
 
 Array = NDArray[np.float64]
 
-_EVIDENCE = ("log_marginal_likelihood", "elbo")  # keys of info, in nats, of all the training data
+_EVIDENCE = "log_marginal_likelihood"  # key of info, in nats, of all the training data
 _GAP = 1e-9  # nats: how far the mean log density may stay below its maximum
 _NONE = 1e-7  # a stacking weight below it is 0
 
@@ -124,9 +124,10 @@ class Stacked:
 class ByEvidence:
     """Weights in proportion to the evidence: ``w_m = exp(e_m) / sum exp(e)``, equal priors on the members.
 
-    ``e`` is ``info["log_marginal_likelihood"]`` of every member, or ``info["elbo"]`` of every member (a lower
-    bound), in nats, of all the training data; the two kinds are not mixed. Evidences of networks differ by
-    many nats, so the weights are often 0 and 1, and they depend on the priors; stacking does not.
+    ``e`` is ``info["log_marginal_likelihood"]`` of every member, in nats, of all the training data, as
+    ``LaplaceApproximation`` states it. Evidences of networks differ by many nats, so the weights are often 0
+    and 1, and they depend on the priors; stacking does not. A variational bound is no substitute, as it lies
+    below the evidence by an amount that nobody knows and that differs between members.
     """
 
     needs_validation: ClassVar[bool] = False
@@ -136,14 +137,12 @@ class ByEvidence:
 
     def of(self, members: Sequence[Any], validation: Any, seed: int) -> Sequence[float]:
         infos = [member.info for member in members]
-        key = next((key for key in _EVIDENCE if any(_number(info, key) for info in infos)), _EVIDENCE[0])
         for number, info in enumerate(infos):
-            if not _number(info, key):
-                other = [name for name in _EVIDENCE if _number(info, name)]
-                has = f"only {other[0]!r}, which is not comparable" if other else "none"
+            if not _is_number(info.get(_EVIDENCE)):
                 raise ValueError(
-                    f"member {number} ({info.get('method', '?')}) has {has}: weights by evidence need "
-                    f"info[{key!r}] of every member. A Laplace approximation gives it; else use Stacked()"
+                    f"member {number} ({info.get('method', '?')}) has none: weights by evidence need "
+                    f"info[{_EVIDENCE!r}] of every member. A Laplace approximation gives it; else use "
+                    f"Stacked()"
                 )
         sizes = [info.get("num_data") for info in infos]
         if len(set(sizes)) > 1 or sizes[0] is None:
@@ -151,13 +150,12 @@ class ByEvidence:
                 f"the members were fitted to {sizes} examples; evidences can be compared on the same data "
                 f"alone: fit all to the same, or use Stacked()"
             )
-        evidence = np.array([info[key] for info in infos], np.float64)
+        evidence = np.array([info[_EVIDENCE] for info in infos], np.float64)
         weights = np.exp(evidence - evidence.max())
         return [float(weight) for weight in weights / weights.sum()]
 
 
-def _number(info: Any, key: str) -> bool:
-    value = info.get(key)
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

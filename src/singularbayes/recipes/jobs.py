@@ -34,7 +34,16 @@ from ..evaluation import Evaluation, evaluate
 from ..evaluation.units import in_units
 from ..likelihoods import Likelihood
 from ..model import BlockPrior, Model
-from ..nn import LowRankLinear, LowRankLSTM
+from ..nn import (
+    LowRankConv1d,
+    LowRankConv2d,
+    LowRankConv3d,
+    LowRankEmbedding,
+    LowRankGRU,
+    LowRankLinear,
+    LowRankLSTM,
+    LowRankMultiheadAttention,
+)
 from ..random import forked
 from .data.splits import Splits
 from .folder import JOB, read_object, slug
@@ -43,6 +52,17 @@ from .recipe import Plan, Recipe
 __all__ = ["OTHER", "Job", "outcomes", "prepared", "processes", "provenance"]
 
 OTHER = "with other settings or data, or by another version of singularbayes"
+
+_LOW_RANK = (
+    LowRankConv1d,
+    LowRankConv2d,
+    LowRankConv3d,
+    LowRankEmbedding,
+    LowRankGRU,
+    LowRankLinear,
+    LowRankLSTM,
+    LowRankMultiheadAttention,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,9 +117,7 @@ class Job:
         fitted = self.method.fit(
             model, train, held, seed=self.seed, checkpoint=folder / "checkpoint", progress=progress
         )
-        fitted.info["low_rank"] = any(
-            isinstance(module, LowRankLinear | LowRankLSTM) for module in self.network.modules()
-        )
+        fitted.info["low_rank"] = any(isinstance(module, _LOW_RANK) for module in self.network.modules())
         posterior, evaluation = fitted, self._evaluated(fitted)
         if self.calibrate:
             evaluation.save(folder / "uncalibrated")

@@ -10,18 +10,18 @@ from enum import StrEnum
 from typing import Any
 
 from ..probing import checked_device
+from . import nested
 from .nearest import did_you_mean
 from .recipe import Plan
 
 __all__ = ["check_overrides", "flag_fields", "overridden"]
 
-_METHODS = ("member", "point", "trajectory")  # fields that hold a method, or the settings of a run
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
 
 
 def flag_fields(method: Any) -> list[str]:
     """The fields of a method, then of the methods in it, that a text can set."""
-    return list(dict.fromkeys(name for part in _parts(method) for name in _settable(part)))
+    return list(dict.fromkeys(name for part in nested.parts(method) for name in _settable(part)))
 
 
 def _settable(method: Any) -> dict[str, tuple[Any, ...]]:
@@ -35,27 +35,6 @@ def _settable(method: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _parts(method: Any) -> list[Any]:
-    """A method and those that it holds."""
-    return [method, *(getattr(method, name) for name in _held(method)), *_members(method)]
-
-
-def _held(method: Any) -> list[str]:
-    """The fields of a method that hold another one, or settings; iterates that are given are none."""
-    return [name for name in _METHODS if _is_method(getattr(method, name, None))]
-
-
-def _members(method: Any) -> list[Any]:
-    """The methods of a mixture, those with a model of their own too; no fitted posteriors."""
-    members = getattr(method, "members", ())
-    found = [m[-1] if isinstance(m, tuple) else m for m in (members if isinstance(members, tuple) else ())]
-    return [member for member in found if _is_method(member)]
-
-
-def _is_method(member: Any) -> bool:
-    return hasattr(member, "__dataclass_fields__")
-
-
 def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
     """The plan with those fields changed that its method, or a method in it, has."""
 
@@ -64,10 +43,10 @@ def overridden(plan: Plan, overrides: Mapping[str, Any]) -> Plan:
         known = {
             key: _chosen(key, value, settable[key]) for key, value in overrides.items() if key in settable
         }
-        known |= {name: changed(getattr(method, name)) for name in _held(method)}
-        if _members(method):
+        known |= {name: changed(getattr(method, name)) for name in nested.held(method)}
+        if nested.members(method):
             known["members"] = tuple(
-                (m[0], changed(m[1])) if isinstance(m, tuple) else changed(m) if _is_method(m) else m
+                (m[0], changed(m[1])) if isinstance(m, tuple) else changed(m) if nested.is_method(m) else m
                 for m in method.members
             )
         return replace(method, **known)
@@ -83,7 +62,7 @@ def check_overrides(plans: Mapping[str, Plan], overrides: Mapping[str, Any]) -> 
     """
     kinds: dict[str, tuple[Any, ...]] = {}
     for plan in plans.values():
-        for method in _parts(plan.method):
+        for method in nested.parts(plan.method):
             kinds |= _settable(method)
     for key, value in overrides.items():
         if key not in kinds:

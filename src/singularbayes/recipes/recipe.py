@@ -18,6 +18,7 @@ from ..likelihoods import Likelihood
 from ..model import BlockPrior, Model
 from ..nn import factorize
 from ..report import Panel
+from . import nested
 from .data.splits import Splits
 
 __all__ = ["Plan", "Recipe", "Run", "all_low_rank", "mlp"]
@@ -31,8 +32,8 @@ class Plan:
         network: makes the start network (the runner seeds it).
         prior: on its parameters.
         method: fits it.
-        uses_validation: hand the validation set to ``fit`` even where its method has no ``patience`` (which
-            needs it); calibration uses it in any case.
+        uses_validation: hand the validation set to ``fit`` even where nothing in its method says that it
+            needs it (``patience``, or the weights of a mixture); calibration uses it in any case.
         deterministic: patterns of parameters that are point estimates.
         likelihood: of this plan, where it is not the recipe's.
         joins_validation: fit to train and validation together: for a method that chooses nothing, in a recipe
@@ -57,8 +58,11 @@ class Plan:
     @property
     def needs_validation(self) -> bool:
         """Whether ``fit`` is handed the validation set."""
-        stops = [getattr(m, "patience", None) for m in (self.method, getattr(self.method, "member", None))]
-        return self.uses_validation or any(patience is not None for patience in stops)
+        return self.uses_validation or any(
+            getattr(part, "patience", None) is not None
+            or getattr(getattr(part, "weights", None), "needs_validation", False)
+            for part in nested.parts(self.method)
+        )
 
     def model(self, network: nn.Module, likelihood: Likelihood) -> Model:
         """The model around a start network; ``likelihood`` is the recipe's."""

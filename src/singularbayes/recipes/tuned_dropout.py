@@ -122,7 +122,7 @@ def _at_rate(model: Model, rate: float) -> Model:
     changed = copy.copy(model)
     changed.network = model.copy_network()
     for module in changed.network.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             module.p = rate
     return changed
 

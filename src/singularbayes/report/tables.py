@@ -11,6 +11,7 @@ from singularbayes.diagnosis import Criterion
 from singularbayes.report.content import Entry, Report
 from singularbayes.report.estimate import Estimate, duration, number, span
 from singularbayes.report.verdict import SCORES, metric_estimate, ood_estimate
+from singularbayes.scores import for_task
 
 NAMES = {
     "accuracy": "Accuracy",
@@ -170,7 +171,10 @@ def metric_column(
 
 
 def set_table(report: Report, unfamiliar: str) -> Table:
-    """All ranking measures on one unfamiliar set, with what guessing scores beside each average precision."""
+    """All ranking measures on one unfamiliar set, with what guessing scores beside each average precision.
+
+    By both scores of the task, then by those that ``evaluate(scores=...)`` was given.
+    """
     share = prevalence(report, unfamiliar)
     kinds = (
         ("auroc", "AUROC\u00a0↑", 0.5),
@@ -184,10 +188,17 @@ def set_table(report: Report, unfamiliar: str) -> Table:
                 report.entries, unfamiliar, score, measure, head=head,
                 sub="" if guess is None else f"guess {number(guess)}", group=f"by {words}",
             )
-            for score, words in SCORES[report.task]
+            for score, words in (*SCORES[report.task], *_further_scores(report, unfamiliar))
             for measure, head, guess in kinds
         ]
     )  # fmt: skip
+
+
+def _further_scores(report: Report, unfamiliar: str) -> list[tuple[str, str]]:
+    """Scores beside the task's own, each with its name as words."""
+    own = for_task(report.task)
+    found = [s for entry in report.entries for e in entry.evaluations for s in e.ood.get(unfamiliar, {})]
+    return [(score, score) for score in dict.fromkeys(found) if score not in own]
 
 
 def prevalence(report: Report, unfamiliar: str) -> float | None:

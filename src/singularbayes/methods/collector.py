@@ -51,7 +51,7 @@ class Last:
 
 @runtime_checkable
 class Finish(Protocol):
-    """A method that makes a posterior of a trajectory; a frozen dataclass with the fields of Collection."""
+    """A method that makes a posterior of a trajectory; a frozen dataclass."""
 
     def posterior_of(
         self, model: Model, last: Last, trajectory: Trajectory, train: Any, seed: int

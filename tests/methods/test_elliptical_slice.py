@@ -97,7 +97,7 @@ def test_nan_is_no_likelihood():
 
 
 def test_a_closed_bracket_is_the_end_of_a_step():
-    """Where the present point, looked at anew beside other rows, falls below the slice by rounding: it stays."""
+    """The present point, looked at anew, may fall below the slice by rounding: the chain stays there."""
 
     def rounded(z):
         calls.append(len(z))

@@ -107,7 +107,9 @@ def test_statistics_are_those_of_each_place(monkeypatch):
     rows = connection.rows(0, torch.tensor([0.2, 0.6]))
     assert torch.allclose(refreshed(model.network, model.layout, rows, [(X, Y)]), rows, atol=1e-5)
     fresh = connection.profile(0, points=3)
-    draws = method.fit(model, (X, Y)).draw(12)
+    posterior = method.fit(model, (X, Y))
+    assert posterior.info["numbers"] == 12 * model.layout.trained
+    draws = posterior.draw(12)
     assert torch.allclose(refreshed(model.network, model.layout, draws, [(X, Y)]), draws, atol=1e-5)
     monkeypatch.setattr(FullData, "settled", lambda self, rows: rows)
     assert abs(connection.profile(0, points=3).curve[1] - fresh.curve[1]) > 0.005

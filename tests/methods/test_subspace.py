@@ -165,10 +165,11 @@ def test_every_draw_has_statistics_of_its_own_weights(inference):
     assert torch.allclose(refreshed(posterior.network, model.layout, draws, whole), draws, atol=1e-5)
     statistics = draws[:, model.layout.trained :]
     assert statistics.std(0).max() > 1e-4
+    assert posterior.info["numbers"] == posterior.support * model.layout.trained
 
 
 def test_vis_log_has_statistics_from_along_the_way():
-    """The centre's are the mean of three networks', which at the centre's weights are off by .15 nats here."""
+    """The centre's are the mean of three networks': at the centre's weights off by .15 nats here."""
     model = classifier()
     point = sb.MAP(epochs=20, learning_rate=0.03)
     modes = sb.DeepEnsemble(members=3, member=point).fit(model, (XC, YC))
@@ -304,6 +305,8 @@ def test_settings_are_checked():
         sb.Subspace(basis=sb.CurvePlane(sb.ModeCurve())).collector(linear())
     with pytest.raises(ValueError, match="temperature must be above 0"):
         sb.SubspaceVI(temperature=0.0)
+    with pytest.raises(ValueError, match="works where the subspace lies"):
+        sb.SubspaceVI(device="cpu")
     with pytest.raises(ValueError, match="initial_std must be positive"):
         sb.SubspaceVI(initial_std=-1.0)
     with pytest.raises(TypeError, match="snapshot 1 is a int"):

@@ -4,8 +4,8 @@
     z' = z cos a + nu sin a,    a ~ U(0, 2 pi), the bracket [a - 2 pi, a]
     until log L(z') >= log y: shrink the bracket to a on its side of 0, draw a anew in it
 
-Each step leaves ``L(z)^(1/T) N(z; 0, I)`` invariant. The bracket always holds 0, the present point, which lies on
-the slice: it ends there at the latest, where a step stays.
+Each step leaves ``L(z)^(1/T) N(z; 0, I)`` invariant. The bracket always holds 0, the present point, which is
+on the slice: a bracket that has closed on it is the end of a step too.
 
 References:
     Murray, Adams and MacKay 2010, arXiv 1001.0175, figure 2.
@@ -157,4 +157,5 @@ class EllipticalSlice:
         by_step = z.transpose(0, 1).flatten(0, 1)  # so that thinning takes from all chains
         rows = problem.data.settled(plane.rows(by_step))
         moments = {"z_mean": z.mean((0, 1)).tolist(), "z_std": z.flatten(0, 1).std(0, correction=0).tolist()}
-        return StoredDraws(rows), {"evaluations": seen, "numbers": rows.numel(), **moments}
+        numbers = len(rows) * problem.model.layout.trained
+        return StoredDraws(rows), {"evaluations": seen, "numbers": numbers, **moments}

@@ -52,7 +52,8 @@ def given_rows(model: Model, given: Any, what: str) -> Float[Tensor, "M D"]:
 
 def _of_posterior(model: Model, posterior: Posterior, name: str) -> Tensor:
     slots = {slot.name: slot for slot in posterior.layout.slots if slot.kind != "mask"}
-    theirs, ours = ({s.name: (s.shape, s.kind) for s in part} for part in (slots.values(), model.layout.slots))
+    both = (slots.values(), model.layout.slots)
+    theirs, ours = ({slot.name: (slot.shape, slot.kind) for slot in part} for part in both)
     _compare(theirs, ours, name)
     rows = _networks(posterior.distribution).detach()
     # by name: modules registered in another order lie elsewhere
@@ -74,6 +75,12 @@ def _of_network(model: Model, network: nn.Module, name: str) -> Tensor:
     tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     theirs = {key: (tuple(tensors[key].shape), kind) for key, (_, kind) in ours.items() if key in tensors}
     _compare(theirs, ours, name)
+    for slot in model.layout.of_kind("belief", "point"):
+        for alias in slot.aliases[1:]:
+            if alias in tensors and not torch.equal(tensors[alias], tensors[slot.name]):
+                raise ValueError(
+                    f"{name}: {slot.name} and {alias} differ, and are one parameter in the model"
+                )
     return model.layout.flatten(network, model.likelihood.parameters).unsqueeze(0)
 
 

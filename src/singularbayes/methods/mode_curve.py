@@ -300,7 +300,7 @@ class ModeCurve(Training):
         model.layout.write(network, distribution.draws[0])
         info = {
             "method": type(self).__name__,
-            "numbers": distribution.draws.numel(),
+            "numbers": self.draws * model.layout.trained,
             "seconds": connection.seconds,
             "epochs": self.epochs,
             "seed": seed,

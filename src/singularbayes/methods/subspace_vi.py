@@ -146,6 +146,11 @@ class SubspaceVI(Training):
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature}: at 0 the Gaussian has no width"
             )
+        if self.device is not None:
+            raise ValueError(
+                f"SubspaceVI works where the subspace lies and takes no device, got {self.device!r}; give it "
+                f"to the run, Collection(device=...), or move the model's network"
+            )
 
     def infer(self, problem: Problem) -> tuple[LowRankGaussian | StoredDraws, dict[str, Any]]:
         """See ``Inference``."""
@@ -154,7 +159,7 @@ class SubspaceVI(Training):
         settings = OneOfSeveral.of(self, self.diagonal, self.initial_std, of_plane)
         fitted: Posterior = fit_learner(
             problem.model,
-            replace(settings, device=self.device or str(plane.center.device)),
+            replace(settings, device=str(plane.center.device)),
             build,
             problem.train,
             problem.validation,
@@ -167,13 +172,14 @@ class SubspaceVI(Training):
         gaussian, learner = fitted.distribution, build.learner
         if learner is None:  # pragma: no cover - the loop always builds it
             raise RuntimeError("the training loop built no learner")
+        trained = problem.model.layout.trained
         facts = {
             "z_mean": learner.mean.tolist(),
             "z_std": learner.factor.square().sum(1).sqrt().tolist(),
-            "numbers": len(learner.vector) + plane.directions.numel() + len(plane.center),
+            "numbers": len(learner.vector) + plane.directions.numel() + trained,
             "inference_history": fitted.info["history"],
         }
         if not problem.data.settles:
             return gaussian, facts
         rows = problem.data.settled(fitted.draw(self.stored_draws, problem.seed))
-        return StoredDraws(rows), {**facts, "numbers": rows.numel()}
+        return StoredDraws(rows), {**facts, "numbers": len(rows) * trained}

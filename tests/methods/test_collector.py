@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import singularbayes as sb
+from singularbayes.methods.given import given_rows
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 5.0, 0.2])
 Y = (X[:, 0] > 0).long()
@@ -112,6 +113,25 @@ def test_a_tied_parameter_is_found_under_any_of_its_names():
     without = [{name: tensor for name, tensor in state.items() if name != "0.weight"} for state in found]
     one, two = (fed(sb.SWAG().collector(sb.Model(net, sb.Categorical())), each) for each in (found, without))
     assert torch.equal(one.draw(3), two.draw(3))
+
+
+def test_a_tied_parameter_that_a_checkpoint_holds_untied_is_named():
+    """Taking the first of two different values would be another network's average."""
+
+    def pair(tie: bool) -> nn.Module:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        if tie:
+            network[2].weight = network[0].weight
+        return network
+
+    model, untied = sb.Model(pair(True), sb.Categorical()), pair(False)
+    with pytest.raises(
+        ValueError, match=r"0\.weight and 2\.weight differ, and are one parameter in the model"
+    ):
+        sb.SWA().collector(model).collect(untied)
+    with pytest.raises(ValueError, match=r"snapshot 1: 0\.weight and 2\.weight differ"):
+        given_rows(model, [pair(True), untied], "snapshot")
 
 
 def test_a_factorised_network_is_collected_as_any_other():

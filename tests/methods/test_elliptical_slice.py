@@ -96,6 +96,23 @@ def test_nan_is_no_likelihood():
     assert abs(means.mean() - math.sqrt(2 / math.pi)) < 4 * means.std() / math.sqrt(8)
 
 
+def test_a_closed_bracket_is_the_end_of_a_step():
+    """The present point, looked at anew, may fall below the slice by rounding: the chain stays there."""
+
+    def rounded(z):
+        calls.append(len(z))
+        assert len(calls) < 500, "the bracket has closed, and goes on"
+        return torch.full((len(z),), -1e-6, dtype=torch.float64)
+
+    calls, start = [], torch.randn(4, 2, dtype=torch.float64)
+    source = torch.Generator().manual_seed(0)
+    level = torch.full((4,), 10.0, dtype=torch.float64)  # above everything, so that no point is on the slice
+    z, kept, seen = module.elliptical_slice(rounded, start, level, source)
+    assert torch.equal(z, start)
+    assert torch.equal(kept, level)
+    assert seen == sum(calls)
+
+
 def test_a_start_without_likelihood_is_an_error():
     start = torch.zeros(4, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match="the log likelihood at the start of chain 0 is nan"):

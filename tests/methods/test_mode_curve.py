@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import singularbayes as sb
 from singularbayes.methods import full_data
 from singularbayes.methods.curves import slerp
 from singularbayes.methods.full_data import FullData
+from singularbayes.methods.given import given_rows
 from singularbayes.normalization import refreshed
 from singularbayes.testing import CLAUSES, check_method
 
@@ -105,7 +107,9 @@ def test_statistics_are_those_of_each_place(monkeypatch):
     rows = connection.rows(0, torch.tensor([0.2, 0.6]))
     assert torch.allclose(refreshed(model.network, model.layout, rows, [(X, Y)]), rows, atol=1e-5)
     fresh = connection.profile(0, points=3)
-    draws = method.fit(model, (X, Y)).draw(12)
+    posterior = method.fit(model, (X, Y))
+    assert posterior.info["numbers"] == 12 * model.layout.trained
+    draws = posterior.draw(12)
     assert torch.allclose(refreshed(model.network, model.layout, draws, [(X, Y)]), draws, atol=1e-5)
     monkeypatch.setattr(FullData, "settled", lambda self, rows: rows)
     assert abs(connection.profile(0, points=3).curve[1] - fresh.curve[1]) > 0.005
@@ -131,6 +135,35 @@ def test_a_mixtures_components_are_its_networks():
     assert torch.equal(connection.modes[1], modes.distribution.components[1].mean)
 
 
+def test_the_networks_of_ensembles_of_ensembles_are_taken_one_by_one():
+    """Not the means of the inner ensembles, which are no networks."""
+    inner = sb.DeepEnsemble(members=2, member=sb.MeanField(epochs=1))
+    modes = sb.DeepEnsemble(members=2, member=inner).fit(MODEL, (X, Y))
+    rows = given_rows(MODEL, modes, "mode")
+    parts = [part for ensemble in modes.distribution.components for part in ensemble.components]
+    assert torch.equal(rows, torch.stack([part.mean for part in parts]))
+
+
+def test_rows_of_a_posterior_are_read_by_name():
+    """Two layers of one shape, registered in the other order: the same function, another place in the row."""
+
+    class Two(nn.Module):
+        def __init__(self, names: tuple[str, str]) -> None:
+            super().__init__()
+            for name in names:
+                setattr(self, name, nn.Linear(2, 2))
+
+        def forward(self, x):
+            return self.second(self.first(x).tanh())
+
+    model, other = (sb.Model(Two(n), sb.Categorical()) for n in (("first", "second"), ("second", "first")))
+    posterior = sb.MAP(epochs=1).fit(other, (X, Y))
+    (row,) = given_rows(model, posterior, "mode")
+    network = model.copy_network()
+    model.layout.write(network, row)
+    assert torch.equal(network(X), posterior.network(X))
+
+
 def test_learned_noise_lies_on_the_curve():
     torch.manual_seed(0)
     model = sb.Model(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), sb.Gaussian())
@@ -148,6 +181,16 @@ def test_a_killed_fit_goes_on_to_the_same_numbers(tmp_path):
     one = method.fit(MODEL, (X, Y), checkpoint=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve-0-1", "modes"]
     assert torch.equal(method.fit(MODEL, (X, Y), checkpoint=tmp_path).draw(4), one.draw(4))
+    # what does not bear on the training may change: another pool of processes, other draws, another grid
+    with ProcessPoolExecutor(1) as pool:
+        modes = dataclasses.replace(modes, executor=pool)
+        again = dataclasses.replace(method, modes=modes, draws=6, grid=7).connect(
+            MODEL, (X, Y), checkpoint=tmp_path
+        )
+    assert torch.equal(again.control, method.connect(MODEL, (X, Y)).control)
+    for other in ({"temperature": 0.5}, {"curve": sb.Polychain()}):
+        with pytest.raises(ValueError, match="checkpoint of another fit"):
+            dataclasses.replace(method, **other).connect(MODEL, (X, Y), checkpoint=tmp_path)
 
 
 def test_the_contract_holds_on_factorised_networks():

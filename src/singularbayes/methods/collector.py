@@ -51,7 +51,7 @@ class Last:
 
 @runtime_checkable
 class Finish(Protocol):
-    """A method that makes a posterior of a trajectory; a frozen dataclass with the fields of Collection."""
+    """A method that makes a posterior of a trajectory; a frozen dataclass."""
 
     def posterior_of(
         self, model: Model, last: Last, trajectory: Trajectory, train: Any, seed: int
@@ -222,14 +222,18 @@ class Collector:
         slots = layout.of_kind("belief", "point")
         parts = []
         for slot in slots:
-            name = next((alias for alias in slot.aliases if alias in state), None)
-            if name is None:
+            names = [alias for alias in slot.aliases if alias in state]
+            if not names:
                 raise ValueError(f"{what}: there is no tensor {slot.name}; it is of another architecture")
+            name = names[0]
             if tuple(state[name].shape) != slot.shape:
                 raise ValueError(
                     f"{what}: {name} has shape {tuple(state[name].shape)}, the model's has {slot.shape}; it "
                     f"is of another architecture"
                 )
+            for other in names[1:]:
+                if not _same(state[other], state[name]):
+                    raise ValueError(f"{what}: {name} and {other} differ, and are one parameter in the model")
             parts.append(state[name].to(self.model.device))
         self._check_rest(known, state, what)
         return parts

@@ -152,7 +152,7 @@ class LikelihoodWeights:
                 f"one cell of the grid holds {share.max():.0%} of the mass along the curves: the draws "
                 f"are nearly one network. Raise the temperature of LikelihoodWeights, now "
                 f"{self.temperature:g}, or grid",
-                stacklevel=2,
+                stacklevel=3,
             )
         return Places(curve, t, share.sum(1))
 

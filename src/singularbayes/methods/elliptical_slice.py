@@ -4,8 +4,8 @@
     z' = z cos a + nu sin a,    a ~ U(0, 2 pi), the bracket [a - 2 pi, a]
     until log L(z') >= log y: shrink the bracket to a on its side of 0, draw a anew in it
 
-Each step leaves ``L(z)^(1/T) N(z; 0, I)`` invariant and always moves; the bracket holds 0, the present point,
-so that it ends.
+Each step leaves ``L(z)^(1/T) N(z; 0, I)`` invariant. The bracket always holds 0, the present point, which is
+on the slice: a bracket that has closed on it is the end of a step too.
 
 References:
     Murray, Adams and MacKay 2010, arXiv 1001.0175, figure 2.
@@ -30,6 +30,10 @@ from .settings import check_whole
 __all__ = ["EllipticalSlice", "elliptical_slice"]
 
 LogLikelihood = Callable[[Tensor], Tensor]
+
+# Radians; a smaller step is none in float32. Rounding may put the present point itself just below the slice:
+# a likelihood may depend a little on the rows that are computed beside it.
+_NARROWEST = 1e-8
 
 
 def elliptical_slice(
@@ -70,6 +74,7 @@ def elliptical_slice(
         a = angle[active]
         low[active] = torch.where(a < 0, a, low[active])
         high[active] = torch.where(a < 0, high[active], a)
+        active = active[high[active] - low[active] > _NARROWEST]  # the others stay
         angle[active] = low[active] + (high[active] - low[active]) * uniform(len(active))
     return z, level, seen
 
@@ -149,8 +154,8 @@ class EllipticalSlice:
         plane = problem.plane
         start = torch.zeros(self.chains, plane.dimension, dtype=torch.float64, device=plane.center.device)
         z, seen = self.sample(problem.log_likelihood, start, problem.seed)
-        rows = problem.data.settled(
-            plane.rows(z.transpose(0, 1).flatten(0, 1))
-        )  # step by step, chain by chain
+        by_step = z.transpose(0, 1).flatten(0, 1)  # so that thinning takes from all chains
+        rows = problem.data.settled(plane.rows(by_step))
         moments = {"z_mean": z.mean((0, 1)).tolist(), "z_std": z.flatten(0, 1).std(0, correction=0).tolist()}
-        return StoredDraws(rows), {"evaluations": seen, "numbers": rows.numel(), **moments}
+        numbers = len(rows) * problem.model.layout.trained
+        return StoredDraws(rows), {"evaluations": seen, "numbers": numbers, **moments}

@@ -51,17 +51,23 @@ def given_rows(model: Model, given: Any, what: str) -> Float[Tensor, "M D"]:
 
 
 def _of_posterior(model: Model, posterior: Posterior, name: str) -> Tensor:
-    slots = tuple(slot for slot in posterior.layout.slots if slot.kind != "mask")  # masks come last
-    theirs, ours = ({s.name: (s.shape, s.kind) for s in part} for part in (slots, model.layout.slots))
+    slots = {slot.name: slot for slot in posterior.layout.slots if slot.kind != "mask"}
+    both = (slots.values(), model.layout.slots)
+    theirs, ours = ({slot.name: (slot.shape, slot.kind) for slot in part} for part in both)
     _compare(theirs, ours, name)
-    distribution = posterior.distribution
+    rows = _networks(posterior.distribution).detach()
+    # by name: modules registered in another order lie elsewhere
+    places = [slots[own.name] for own in model.layout.slots]
+    return torch.cat([rows[:, place.start : place.stop] for place in places], 1)
+
+
+def _networks(distribution: Any) -> Tensor:
+    """One row for each network that a distribution holds."""
     if isinstance(distribution, StoredDraws):
-        rows = distribution.draws
-    elif isinstance(distribution, MixtureDistribution):
-        rows = torch.stack([part.mean for part in distribution.components])
-    else:
-        rows = distribution.mean.unsqueeze(0)
-    return rows[:, : model.layout.size].detach()
+        return distribution.draws
+    if isinstance(distribution, MixtureDistribution):
+        return torch.cat([_networks(part) for part in distribution.components])
+    return distribution.mean.unsqueeze(0)
 
 
 def _of_network(model: Model, network: nn.Module, name: str) -> Tensor:
@@ -69,6 +75,12 @@ def _of_network(model: Model, network: nn.Module, name: str) -> Tensor:
     tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     theirs = {key: (tuple(tensors[key].shape), kind) for key, (_, kind) in ours.items() if key in tensors}
     _compare(theirs, ours, name)
+    for slot in model.layout.of_kind("belief", "point"):
+        for alias in slot.aliases[1:]:
+            if alias in tensors and not torch.equal(tensors[alias], tensors[slot.name]):
+                raise ValueError(
+                    f"{name}: {slot.name} and {alias} differ, and are one parameter in the model"
+                )
     return model.layout.flatten(network, model.likelihood.parameters).unsqueeze(0)
 
 

@@ -39,7 +39,8 @@ from .curves import Bezier, Curve, slerp, speed
 from .deep_ensemble import DeepEnsemble
 from .full_data import FullData
 from .given import given_rows
-from .settings import check_whole
+from .resume import digest_of
+from .settings import OneOfSeveral, check_whole
 from .training import Training, fit_learner
 
 __all__ = ["Connection", "ModeCurve"]
@@ -231,7 +232,7 @@ class ModeCurve(Training):
             own = None if folder is None else folder / f"curve-{first}-{last}"
             fitted = fit_learner(
                 model,
-                self,
+                OneOfSeveral.of(self, self.curve, digest_of(build.ends)),
                 build,
                 train,
                 validation,
@@ -299,7 +300,7 @@ class ModeCurve(Training):
         model.layout.write(network, distribution.draws[0])
         info = {
             "method": type(self).__name__,
-            "numbers": distribution.draws.numel(),
+            "numbers": self.draws * model.layout.trained,
             "seconds": connection.seconds,
             "epochs": self.epochs,
             "seed": seed,

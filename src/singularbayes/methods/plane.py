@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -44,13 +43,6 @@ class Plane:
         rows = self.center.repeat(len(z), 1)
         rows[:, : len(self.directions)] += z.to(self.directions) @ self.directions.T
         return rows
-
-    def digest(self) -> str:
-        """A fingerprint of the numbers."""
-        digest = hashlib.sha256()
-        for tensor in (self.center, self.directions):
-            digest.update(tensor.double().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

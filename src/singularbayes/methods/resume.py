@@ -23,7 +23,7 @@ from ..data import Tensors
 from ..model import Model
 from .learner import Prepared
 
-__all__ = ["State", "exists", "fingerprint", "read", "save"]
+__all__ = ["State", "digest_of", "exists", "fingerprint", "read", "save"]
 
 _STEM = "training"
 
@@ -76,6 +76,13 @@ def fingerprint(
             _add(digest, batch)
     if data.validation is not None:
         _add(digest, data.validation)
+    return digest.hexdigest()
+
+
+def digest_of(*tensors: Tensor) -> str:
+    """A fingerprint of numbers."""
+    digest = hashlib.sha256()
+    _add(digest, tensors)
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +10,7 @@ from numbers import Integral, Real
 
 from ..probing import checked_device
 
-__all__ = ["Schedule", "Training", "check_whole"]
+__all__ = ["OneOfSeveral", "Schedule", "Training", "check_whole"]
 
 
 def check_whole(**numbers: object) -> None:
@@ -77,3 +78,22 @@ class Training:
         if self.device is not None:
             checked_device(self.device)
         object.__setattr__(self, "schedule", Schedule(self.schedule))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOfSeveral(Training):
+    """The loop's settings of one fit of a method that does more than it.
+
+    Its checkpoint is of another fit where these differ; the method's other settings may.
+
+    Args:
+        depends_on: all else that the fit depends on, as text.
+    """
+
+    depends_on: str
+
+    @classmethod
+    def of(cls, method: Training, *depends_on: object) -> OneOfSeveral:
+        """The method's own fields of ``Training``; of its other ones those whose values are given count."""
+        general = {field.name: getattr(method, field.name) for field in dataclasses.fields(Training)}
+        return cls(**general, depends_on=repr((type(method).__name__, *depends_on)))

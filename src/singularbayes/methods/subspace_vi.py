@@ -12,9 +12,8 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ from ..model import Model
 from ..posterior import Posterior
 from .learner import Bound, adam
 from .plane import Plane, Problem
-from .settings import check_whole
+from .resume import digest_of
+from .settings import OneOfSeveral, check_whole
 from .training import Training, fit_learner
 
 __all__ = ["SubspaceVI"]
@@ -96,7 +96,8 @@ class PlaneLearner:
     def distribution(self) -> LowRankGaussian:
         plane = self.plane
         factor = plane.directions @ self.factor
-        mean = plane.rows(self.mean.unsqueeze(0))[0]
+        trained = plane.rows(self.mean.unsqueeze(0))[0, : len(self.bound.w)]
+        mean = self.bound.row(trained)  # with statistics from along the way, not the centre's
         after = len(mean) - len(factor)
         return LowRankGaussian(mean, torch.zeros_like(mean), F.pad(factor, (0, 0, 0, after)))
 
@@ -116,14 +117,6 @@ class BuildPlane:
     def __call__(self, bound: Bound, start: Tensor, gradient: Tensor) -> PlaneLearner:
         self.learner = PlaneLearner(self.plane, self.settings, bound, gradient)
         return self.learner
-
-
-@dataclass(frozen=True, kw_only=True)
-class _InPlane(Training):
-    """The settings of one fit: a checkpoint of another subspace is another fit's."""
-
-    plane: str
-    own: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +146,20 @@ class SubspaceVI(Training):
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature}: at 0 the Gaussian has no width"
             )
+        if self.device is not None:
+            raise ValueError(
+                f"SubspaceVI works where the subspace lies and takes no device, got {self.device!r}; give it "
+                f"to the run, Collection(device=...), or move the model's network"
+            )
 
     def infer(self, problem: Problem) -> tuple[LowRankGaussian | StoredDraws, dict[str, Any]]:
         """See ``Inference``."""
         plane, build = problem.plane, BuildPlane(problem.plane, self)
-        general = {f.name: getattr(self, f.name) for f in dataclasses.fields(Training)}
-        general["device"] = self.device or str(plane.center.device)
-        own = repr((self.diagonal, self.initial_std))
+        of_plane = digest_of(plane.center, plane.directions)
+        settings = OneOfSeveral.of(self, self.diagonal, self.initial_std, of_plane)
         fitted: Posterior = fit_learner(
             problem.model,
-            _InPlane(**general, plane=plane.digest(), own=own),
+            replace(settings, device=str(plane.center.device)),
             build,
             problem.train,
             problem.validation,
@@ -175,13 +172,14 @@ class SubspaceVI(Training):
         gaussian, learner = fitted.distribution, build.learner
         if learner is None:  # pragma: no cover - the loop always builds it
             raise RuntimeError("the training loop built no learner")
+        trained = problem.model.layout.trained
         facts = {
             "z_mean": learner.mean.tolist(),
             "z_std": learner.factor.square().sum(1).sqrt().tolist(),
-            "numbers": len(learner.vector) + plane.directions.numel() + len(plane.center),
+            "numbers": len(learner.vector) + plane.directions.numel() + trained,
             "inference_history": fitted.info["history"],
         }
         if not problem.data.settles:
             return gaussian, facts
         rows = problem.data.settled(fitted.draw(self.stored_draws, problem.seed))
-        return StoredDraws(rows), {**facts, "numbers": rows.numel()}
+        return StoredDraws(rows), {**facts, "numbers": len(rows) * trained}

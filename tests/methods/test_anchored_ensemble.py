@@ -234,12 +234,18 @@ def test_noise_follows_the_calibration_temperature_of_the_likelihood():
     assert label_std(sb.Gaussian(noise=0.5, temperature=4.0)) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("likelihood", [sb.Gaussian(), sb.HeteroscedasticGaussian()])
-def test_noise_that_is_not_given_is_refused_with_what_to_do(likelihood):
+@pytest.mark.parametrize(
+    ("likelihood", "words"),
+    [
+        (sb.Gaussian(), r"learns it from them; fit MAP first and fix the noise"),
+        (sb.HeteroscedasticGaussian(), r"has another one at each input; take sb\.Gaussian\(noise=\.\.\.\)"),
+    ],
+)
+def test_noise_that_is_not_given_is_refused_with_what_to_do(likelihood, words):
     outputs = 1 if isinstance(likelihood, sb.Gaussian) else 2
     model = sb.Model(nn.Linear(1, outputs), likelihood)
     data = (INPUTS.float(), LABELS.float())
-    with pytest.raises(ValueError, match=r"learns it from them; fit MAP first and fix the noise"):
+    with pytest.raises(ValueError, match=words):
         sb.AnchoredEnsemble(epochs=1).fit(model, data)
     posterior = sb.AnchoredEnsemble(members=2, epochs=1, label_noise=False).fit(model, data)
     assert posterior.predict(INPUTS.float()).draws == 2

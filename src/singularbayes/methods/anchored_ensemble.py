@@ -91,11 +91,16 @@ def label_std(likelihood: Likelihood) -> float | None:
         return None
     noise = getattr(likelihood, "noise", None)
     if noise is None:
+        if hasattr(likelihood, "initial_noise"):
+            reason = (
+                "learns it from them; fit MAP first and fix the noise it finds, sb.Gaussian(noise="
+                "model.started_at(posterior).likelihood.initial_noise)"
+            )
+        else:
+            reason = "has another one at each input; take sb.Gaussian(noise=...)"
         raise ValueError(
             f"AnchoredEnsemble adds the likelihood's noise to the labels, and {type(likelihood).__name__} "
-            f"learns it from them; fit MAP first and fix the noise it finds, sb.Gaussian(noise="
-            f"model.started_at(posterior).likelihood.initial_noise), or pass label_noise=False (anchors "
-            f"alone: far too narrow)"
+            f"{reason}, or pass label_noise=False (anchors alone: far too narrow)"
         )
     return noise * math.sqrt(likelihood.temperature)
 

@@ -5,7 +5,7 @@
 so that ``P P^T`` is the leading part of the iterates' covariance: it is divided by ``n - 1`` once.
 
 References:
-    Izmailov et al. 2019, arXiv 1907.07504, section 3.2 (PCA, random, curve).
+    Izmailov et al. 2019, arXiv 1907.07504 (random, PCA and curve subspaces).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ with one draw of ``eps`` a batch; ``L_ii = softplus(rho_i)``. The likelihood's g
 are ``P^T g`` and ``P^T g eps^T``, ``g`` the network's.
 
 References:
-    Izmailov et al. 2019, arXiv 1907.07504, section 3.3.
+    Izmailov et al. 2019, arXiv 1907.07504 (variational inference in the subspace).
 """
 
 from __future__ import annotations

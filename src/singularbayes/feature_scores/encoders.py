@@ -61,11 +61,6 @@ def features_of(source: Any) -> Features:
         return source
     if callable(getattr(source, "at_mean", None)):
         return Penultimate(source)
-    if hasattr(source, "members"):
-        raise TypeError(
-            f"the members of a {type(source).__name__} have features of their own; fit the score to one of "
-            f".members, or to Frozen(encoder)"
-        )
     raise TypeError(
         f"got a {type(source).__name__}, expected a posterior of one network (of a mixture: one of its "
         f".members), Penultimate(network) for a network's last hidden layer, Frozen(encoder) for what an "

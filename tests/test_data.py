@@ -373,3 +373,12 @@ def test_the_users_tensors_keep_their_gradient_flag_and_values():
     source = source_of((x, Y))
     assert not source.x.requires_grad
     assert x.requires_grad
+
+
+def test_batches_padded_to_different_lengths_cannot_be_held_together():
+    batches = [
+        {"input_ids": torch.ones(2, n, dtype=torch.long), "labels": torch.tensor([0, 1])} for n in (3, 5)
+    ]
+    source = as_source(batches, torch.float32, integers=True)  # to train on they are fine
+    with pytest.raises(ValueError, match=r"X\['input_ids'\] have the shapes \(3,\) and \(5,\).*pad them all"):
+        gather(source)

@@ -138,3 +138,11 @@ def test_a_model_does_not_start_at_another_networks_posterior() -> None:
     model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.1))
     with pytest.raises(ValueError, match="separate networks"):
         model.started_at(ensemble.fit(model, (x, x)))
+
+
+def test_no_model_starts_at_an_ensemble():
+    x = torch.linspace(-1, 1, 8).unsqueeze(1)
+    model = sb.Model(nn.Linear(1, 1), sb.Gaussian(noise=0.5))
+    ensemble = sb.DeepEnsemble(members=2, member=sb.MAP(epochs=1)).fit(model, (x, x))
+    with pytest.raises(ValueError, match=r"a model starts at one network.*DeepEnsemble\(member=Pretrained"):
+        model.started_at(ensemble)

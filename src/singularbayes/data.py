@@ -377,9 +377,17 @@ def gather(source: Batches) -> Tensors:
     return Tensors(_join([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def _join(parts: Sequence[Any], what: str = "X") -> Any:
     if isinstance(parts[0], Mapping):
-        return {key: _join([part[key] for part in parts]) for key in parts[0]}
+        return {key: _join([part[key] for part in parts], f"{what}[{key!r}]") for key in parts[0]}
     if isinstance(parts[0], tuple):
-        return tuple(_join(column) for column in zip(*parts, strict=True))
+        columns = enumerate(zip(*parts, strict=True))
+        return tuple(_join(column, f"{what}[{place}]") for place, column in columns)
+    shapes = sorted({tuple(part.shape[1:]) for part in parts})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"rows of {what} have the shapes {shapes[0]} and {shapes[1]} in different batches; data that are "
+            f"held together (validation, calibration, evaluation) need one shape: pad them all to the same "
+            f"length (padding='max_length')"
+        )
     return torch.cat(list(parts))

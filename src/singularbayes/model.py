@@ -164,7 +164,13 @@ class Model:
                 f"the posterior's parameters are not this model's{at}; start from a posterior that was "
                 f"fitted to a model of the same network and patterns"
             )
-        row = posterior.at_mean().distribution.mean[: layout.size]
+        try:
+            row = posterior.at_mean().distribution.mean[: layout.size]
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; a model starts at one network: start at a posterior of one (MAP()), or put the "
+                f"whole in the ensemble: DeepEnsemble(member=Pretrained(member=...))"
+            ) from error
         started = copy.copy(self)
         started.network = self.copy_network()
         layout.write(started.network, row)

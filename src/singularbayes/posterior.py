@@ -130,8 +130,8 @@ class Posterior:
         """
         if self.distribution.kind in ("stored_draws", "mixture") and self.distribution.support != 1:
             raise ValueError(
-                "this posterior holds separate networks; the mean of their weights stands for none of them. "
-                "Use predict(x), whose mean is over predictions"
+                "this posterior holds separate networks; the mean of their weights stands for none of them "
+                "(predict(x) has the mean over predictions)"
             )
         atom = StoredDraws(self.distribution.mean.detach().clone().unsqueeze(0))
         return Posterior(

@@ -142,3 +142,27 @@ def test_fitted_scores_are_copied_and_pickled():
     fitted = NearestNeighbours(k=2).fit(Penultimate(Backwards()), X)
     for other in (copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
         assert torch.equal(other.score(X), fitted.score(X))
+
+
+def test_the_features_of_a_random_feature_head_are_its_input():
+    """By its linear layers alone it would be the input of the first one: the data themselves."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    posterior = sb.SNGP(features=8, epochs=1).fit(sb.Model(net, sb.Categorical()), (x, (x[:, 0] > 0).long()))
+    features = Penultimate(posterior)
+    expected = posterior.network[:2](x)  # its weights are the mean's
+    assert torch.allclose(features(x).float(), expected)
+    assert features.found == "2"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_posteriors_of_several_networks_are_told_what_to_give():
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    data, model = (x, (x[:, 0] > 0).long()), sb.Model(nn.Linear(3, 2), sb.Categorical())
+    ensemble = sb.DeepEnsemble(members=2, member=sb.MAP(epochs=1)).fit(model, data)
+    with pytest.raises(ValueError, match=r"separate networks.*features are those of one network"):
+        Mahalanobis().fit(ensemble, data)
+    mixture = sb.Mixture(members=(ensemble, ensemble)).join()
+    for fit in (lambda: Mahalanobis().fit(mixture, data), lambda: Energy(mixture)):
+        with pytest.raises(TypeError, match=r"one of (its )?\.members"):
+            fit()

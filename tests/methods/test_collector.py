@@ -196,7 +196,7 @@ def test_zero_snapshots_are_an_error(tmp_path):
         collector.posterior()
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(
-        ValueError, match=r"zero snapshots: no file in .* ends in \.bin, \.pt, \.pth, \.safetensors"
+        ValueError, match=r"zero snapshots: no file in .* ends in \.bin, \.ckpt, \.pt, \.pth, \.safetensors"
     ):
         collector.collect_folder(tmp_path)
     with pytest.raises(ValueError, match=r"zero snapshots: no file in .* matches '\*\.ckpt'"):
@@ -303,3 +303,33 @@ def test_a_million_weights_with_twenty_columns_take_80_mb():
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
     # 20 columns of 4 MB, the mean, the sum of squares and the standard deviations; d x d would be 4 TB
     assert sum(storages.values()) == 4 * 23 * 10**6
+
+
+def test_checkpoints_of_a_lightning_module_are_read(tmp_path):
+    net = network()
+    state = {f"model.net.{name}": tensor for name, tensor in net.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "epoch=3.ckpt")
+    collector = sb.SWA().collector(sb.Model(net, sb.Categorical()))
+    assert len(collector.collect_folder(tmp_path, key="state_dict")) == 1
+    row = collector.model.layout.flatten(net, {})[: collector.model.layout.trained]
+    assert torch.equal(collector.trajectory.mean.float(), row)
+
+
+def test_what_is_no_network_and_no_state_dict_is_named(unchecked, tmp_path):
+    net = network()
+    collector = sb.SWAG().collector(sb.Model(net, sb.Categorical()))
+    for other in (None, "epoch1.pt", sb.MAP(epochs=1)):
+        with pytest.raises(TypeError, match=r"collect takes a network or its state dict, got a (No|st|MA)"):
+            collector.collect(other)
+    with pytest.raises(ValueError, match="got no state dict: it holds model, epoch; take the right one"):
+        collector.collect({"model": net.state_dict(), "epoch": 3})
+    torch.save(torch.optim.Adam(net.parameters()).state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(ValueError, match=r"key='...', or choose the files of networks: pattern="):
+        collector.collect_folder(tmp_path)
+    assert collector.trajectory.count == 0
+
+
+def test_a_pickled_network_is_refused_without_advice_to_run_it(tmp_path):
+    torch.save(network(), tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"tensors alone \(it holds pickled objects, or is damaged\)"):
+        sb.SWAG().collector(sb.Model(network(), sb.Categorical())).collect_folder(tmp_path)

@@ -325,3 +325,44 @@ def test_info_is_plain_and_survives_a_file(tmp_path):
     assert loaded.info["jitter"] == 0
     assert posterior.info["numbers"] == sum(t.numel() for t in posterior.distribution.tensors().values())
     assert torch.equal(loaded.predict(X, draws=3).mean, posterior.predict(X, draws=3).mean)
+
+
+@pytest.mark.parametrize("structure", [sb.FullCurvature(), sb.DiagonalCurvature(), sb.KroneckerCurvature()])
+def test_weights_that_are_not_finite_are_named(structure):
+    """The full one looked for the end of a search without end; the diagonal one spoke of scales."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[0].bias[1] = torch.nan
+    data = torch.ones(6, 3), torch.tensor([0, 1] * 3)
+    with pytest.raises(ValueError, match=r"0\.bias of the network has entries that are nan.*finite weights"):
+        sb.LaplaceApproximation(structure=structure).fit(sb.Model(net, sb.Categorical()), data)
+
+
+def test_a_network_that_overflows_on_the_data_is_named():
+    """It was a posterior whose predictions are nan."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[2].weight.fill_(3e38)
+    data = torch.linspace(-2, 2, 18).view(6, 3), torch.tensor([0, 1] * 3)
+    method = sb.LaplaceApproximation(structure=sb.DiagonalCurvature())
+    with pytest.raises(ValueError, match=r"log likelihood of the training data .* is nan.*overflows"):
+        method.fit(sb.Model(net, sb.Categorical()), data)
+
+
+def test_a_learned_noise_that_no_training_has_moved_is_warned_of():
+    """A network of one's own, trained on squared errors of 0.1, was predicted with a noise of 1."""
+    x = torch.linspace(-1, 1, 32, dtype=torch.float64).unsqueeze(1)
+    y = x + 0.1 * torch.randn(32, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    net = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        net.bias.zero_()
+    model = sb.Model(net, sb.Gaussian())
+    with pytest.warns(
+        UserWarning, match=r"stands where learning would start.*MarginalLikelihood\(noise=True"
+    ):
+        sb.LaplaceApproximation().fit(model, (x, y))
+    found = sb.LaplaceApproximation(prior_precision=sb.MarginalLikelihood(noise=True)).fit(model, (x, y))
+    assert 0.07 < found.info["noise"] < 0.13
+    trained = model.started_at(sb.MAP(epochs=1).fit(model, (x, y)))
+    sb.LaplaceApproximation().fit(trained, (x, y))  # a warning would be an error

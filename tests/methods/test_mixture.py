@@ -210,3 +210,16 @@ def test_what_is_no_member_is_named():
     with pytest.raises(TypeError, match=r"fits an sb\.Model, got NoneType"):
         sb.Mixture(members=(POINT,)).fit(None, TRAIN)
     sb.Mixture(members=((model_of(), POINT),)).fit(None, TRAIN)  # all have models of their own
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("weights", ["equal", [0.5, 0.5], sb.Stacked, None])
+def test_weights_that_are_no_object_are_named(weights):
+    with pytest.raises(TypeError, match=r"weights must be an object such as Equal\(\)"):
+        sb.Mixture(members=(sb.MAP(), sb.MAP()), weights=weights)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_class_is_no_member():
+    with pytest.raises(TypeError, match=r"member 1 is the class MAP; expected a fitted posterior, a method"):
+        sb.Mixture(members=(sb.MAP(), sb.MAP))

@@ -32,7 +32,8 @@ def test_the_second_method_begins_where_the_first_one_ended() -> None:
     together = METHOD.fit(model(), (X, X.square()), seed=3)
     assert torch.equal(together.draw(4), by_hand.draw(4))
     assert together.info["seconds"] > point.info["seconds"] * 0.01
-    untrained = METHOD.member.fit(model(), (X, X.square()), seed=3)
+    with pytest.warns(UserWarning, match="stands where learning would start"):
+        untrained = METHOD.member.fit(model(), (X, X.square()), seed=3)
     assert not torch.allclose(together.distribution.mean, untrained.distribution.mean)
 
 

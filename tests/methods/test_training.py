@@ -557,3 +557,12 @@ def test_a_checkpoint_of_another_frozen_weight_is_refused(tmp_path):
         other.body.weight[0, 0] += 0.01
     with pytest.raises(ValueError, match="checkpoint of another fit"):
         sb.MAP(epochs=3).fit(model_of(other), (X, Y), checkpoint=tmp_path)
+
+
+def test_a_batch_of_one_row_before_a_batch_normalisation_is_named():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    data = TensorDataset(torch.randn(9, 2), torch.tensor([0, 1, 1] * 3))
+    model = sb.Model(net, sb.Categorical())
+    with pytest.raises(ValueError, match=r"train on a batch of one row \(Expected more.*drop_last=True"):
+        sb.MAP(epochs=1).fit(model, DataLoader(data, batch_size=8))
+    sb.MAP(epochs=1).fit(model, DataLoader(data, batch_size=8, drop_last=True))

@@ -250,3 +250,14 @@ def test_statistics_with_a_distribution_are_refused():
     distribution = DiagonalGaussian(posterior.distribution.mean, std)
     with pytest.raises(ValueError, match=r"2\.weight has a distribution"):
         sb.moments(Posterior(posterior.network, distribution, posterior.likelihood, posterior.layout, {}), X)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_networks_and_mixtures_have_no_moments():
+    x = torch.linspace(-1, 1, 8).unsqueeze(1)
+    net = nn.Linear(1, 1)
+    posterior = sb.MAP(epochs=1).fit(sb.Model(net, sb.Gaussian(noise=0.5)), (x, x))
+    with pytest.raises(TypeError, match=r"got a Linear: fit one, such as LaplaceApproximation"):
+        sb.moments(net, x)
+    with pytest.raises(TypeError, match=r"got a MixturePosterior; take one of its \.members"):
+        sb.moments(sb.Mixture(members=(posterior, posterior)).join(), x)

@@ -17,10 +17,18 @@ from ..data import as_inputs, batch_size_of, take, to_device
 from ..functions import call, reduce_output
 from ..model import takes_integers
 from ..nn import DirectionalLinear, LowRankLinear, LowRankTransposedLinear, RankOneLinear
+from ..nn.random_feature_head import RandomFeatureHead
 
 __all__ = ["Features", "Frozen", "Inputs", "Penultimate", "features_of", "network_at_mean"]
 
-_LINEAR = (nn.Linear, LowRankLinear, LowRankTransposedLinear, RankOneLinear, DirectionalLinear)
+_LINEAR = (
+    nn.Linear,
+    LowRankLinear,
+    LowRankTransposedLinear,
+    RankOneLinear,
+    DirectionalLinear,
+    RandomFeatureHead,  # of SNGP: its input is the last hidden layer
+)
 _ROWS = 512  # of inputs at a time
 
 
@@ -70,7 +78,13 @@ def network_at_mean(source: Any) -> nn.Module:
     if isinstance(source, nn.Module):
         network = copy.deepcopy(source)
     elif callable(getattr(source, "at_mean", None)):
-        collapsed = source.at_mean()
+        try:
+            collapsed = source.at_mean()
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; features are those of one network: give one that was trained by itself, or "
+                f"Frozen(encoder)"
+            ) from error
         network = copy.deepcopy(collapsed.network)
         with torch.no_grad():
             collapsed.layout.write(network, collapsed.distribution.mean)

@@ -7,6 +7,7 @@ holds the state that grows; the method stays what it is, settings.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,8 +28,7 @@ from .trajectory import Trajectory
 
 __all__ = ["Collector", "Finish", "Last", "training_pass"]
 
-_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
-_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 
 
 class Last:
@@ -140,13 +140,21 @@ class Collector:
         """Take in a network's present weights; the network may go on training.
 
         Args:
-            network: the network, as it is or wrapped (``DistributedDataParallel``, ``torch.compile``), or its
-                state dict.
+            network: the network, as it is or wrapped (``DistributedDataParallel``, ``torch.compile``, an
+                attribute of a Lightning module: whatever stands before all names), or its state dict.
 
         Raises:
+            TypeError: something else.
             ValueError: another architecture (the tensor is named), values that are not finite.
         """
         state = network.state_dict() if isinstance(network, nn.Module) else network
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"collect takes a network or its state dict, got a {type(network).__name__}; checkpoints in "
+                f"files: collect_folder(folder)"
+            )
+        if not _is_state_dict(state):
+            raise ValueError(f"got no state dict: {_entries(state)}; take the right one of them")
         self.trajectory.add(self._pieces(state, "the network"))
 
     def collect_folder(
@@ -157,7 +165,7 @@ class Collector:
         Args:
             folder: of state dicts that ``torch.save`` wrote, or safetensors files.
             pattern: of their names below the folder, e.g. ``"checkpoint-*/model.safetensors"``; by default
-                every ``.pt``, ``.pth``, ``.bin`` and ``.safetensors`` file in it.
+                every ``.pt``, ``.pth``, ``.ckpt``, ``.bin`` and ``.safetensors`` file in it.
             key: where the state dict lies, if a file holds more (``torch.save({"model": ..., ...})``).
 
         Returns:
@@ -215,10 +223,10 @@ class Collector:
         network, layout = self.model.network, self.model.layout
         known = network.state_dict()
         while not known.keys() & state.keys():
-            wrapper = next((w for w in _WRAPPERS if all(name.startswith(w) for name in state)), None)
-            if wrapper is None or not state:
+            wrappers = {name.partition(".")[0] for name in state}
+            if len(wrappers) != 1 or not all("." in name for name in state):
                 break
-            state = {name.removeprefix(wrapper): tensor for name, tensor in state.items()}
+            state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
         slots = layout.of_kind("belief", "point")
         parts = []
         for slot in slots:
@@ -271,6 +279,8 @@ def _state(file: Path, key: str | None) -> dict[str, Tensor]:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a damaged file make torch's reader raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # torch's own advice is to run the pickle
+            reason = "it holds pickled objects, or is damaged"
         raise ValueError(
             f"{file} cannot be read as tensors alone ({reason}); save network.state_dict() with torch.save, "
             f"or as safetensors"
@@ -279,9 +289,16 @@ def _state(file: Path, key: str | None) -> dict[str, Tensor]:
         if not isinstance(content, Mapping) or key not in content:
             raise ValueError(f"{file} has no entry {key!r}; {_entries(content)}")
         content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{file} is no state dict; {_entries(content)}; name the right one: key='...'")
+    if not _is_state_dict(content):
+        raise ValueError(
+            f"{file} is no state dict; {_entries(content)}; name the right one: key='...', or choose the "
+            f"files of networks: pattern='...'"
+        )
     return dict(content)
+
+
+def _is_state_dict(content: Any) -> bool:
+    return isinstance(content, Mapping) and all(isinstance(value, Tensor) for value in content.values())
 
 
 def _entries(content: Any) -> str:

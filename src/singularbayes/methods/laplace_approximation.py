@@ -138,7 +138,8 @@ class LaplaceApproximation:
 
         Warns:
             UserWarning: curvature that is indefinite or singular and was mended (how much is in ``info``);
-                tensors whose prior precision the evidence raises without end.
+                tensors whose prior precision the evidence raises without end; a noise that is learned, and
+                was not.
         """
         check_model(model)
         began = time.perf_counter()
@@ -196,9 +197,15 @@ class LaplaceApproximation:
             update.check(model.likelihood)
         data = prepare(model, None, train, validation, model.device)
         network = model.copy_network().eval()
+        _refuse_nonfinite(model)
         chosen = choose(model, network, self.subset, data.probe)
         _prior_precision(model, chosen)
         self.structure.check(expand(model, network, chosen, lambda: [(data.probe, torch.empty(0))]))
+        finds = isinstance(choice, OnlineMarginalLikelihood) or (
+            isinstance(choice, MarginalLikelihood) and choice.noise
+        )
+        if not finds:
+            _warn_of_untrained_noise(model)
         return data, chosen
 
     def _measured(self, model: Model, data: Prepared) -> _Fit:
@@ -210,6 +217,12 @@ class LaplaceApproximation:
             return _batches(data.train, self.batch_size, model.device)
 
         measured = self.structure.measure(expand(model, network, chosen, batches))
+        if not math.isfinite(measured.tally.log_likelihood):
+            raise ValueError(
+                f"the log likelihood of the training data at the network's weights is "
+                f"{measured.tally.log_likelihood}, so there is no curvature: the network overflows on some "
+                f"rows. Look at its outputs, and at the scale of inputs and labels"
+            )
         if measured.tally.projected:
             warnings.warn(
                 f"the likelihood's Hessian is indefinite at {measured.tally.projected} of "
@@ -255,6 +268,29 @@ class LaplaceApproximation:
             "numbers": sum(tensor.numel() for tensor in distribution.tensors().values()),
         }
         return Posterior(network, distribution, model.likelihood, model.layout, info)
+
+
+def _refuse_nonfinite(model: Model) -> None:
+    """A network whose training went wrong has no optimum to expand around."""
+    for slot in model.layout.of_kind("belief", "point", "statistic"):
+        tensor = getattr(*owner(model.network, slot.name))
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{slot.name} of the network has entries that are nan or infinite: its training went wrong; "
+                f"give a network of finite weights"
+            )
+
+
+def _warn_of_untrained_noise(model: Model) -> None:
+    """A network that was trained elsewhere brings no noise: the model's is still the default's start."""
+    likelihood = model.likelihood
+    if isinstance(likelihood, Gaussian) and likelihood.noise is None and likelihood.initial_noise == 1.0:
+        warnings.warn(
+            "the likelihood learns its noise, and this model's stands where learning would start, at 1: the "
+            "network's weights do not tell it. Give it: sb.Gaussian(noise=...), or initial_noise=; or "
+            "prior_precision=sb.MarginalLikelihood(noise=True) finds it",
+            stacklevel=4,
+        )
 
 
 def _batches(source: Batches, batch_size: int, device: torch.device) -> Any:

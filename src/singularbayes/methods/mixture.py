@@ -65,11 +65,20 @@ class Mixture:
             )
         object.__setattr__(self, "members", tuple(self.members))
         for number, member in enumerate(self.members):
-            if _is_fitted(member) or hasattr(_method_of(member), "fit"):
+            method = _method_of(member)
+            if not isinstance(method, type) and (_is_fitted(member) or hasattr(method, "fit")):
                 continue
+            what = (
+                f"the class {method.__name__}" if isinstance(method, type) else f"a {type(member).__name__}"
+            )
             raise TypeError(
-                f"member {number} is a {type(member).__name__}; expected a fitted posterior, a method such "
-                f"as MAP(), or a pair (model, method)"
+                f"member {number} is {what}; expected a fitted posterior, a method such as MAP(), or a pair "
+                f"(model, method)"
+            )
+        if isinstance(self.weights, type) or not isinstance(self.weights, MemberWeights):
+            raise TypeError(
+                f"weights must be an object such as Equal(), Given((0.3, 0.7)) or Stacked(), got "
+                f"{self.weights!r}"
             )
         for number, member in enumerate(self.members):
             if isinstance(member, tuple):

@@ -96,11 +96,19 @@ class Run:
 
     def _pass(self, x: Any, y: Tensor, checked: bool) -> Tensor:
         """Forward and backward; the loss."""
-        if self.settings.autocast:
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
-                outputs = call(self.forward, x).float()
-        else:
-            outputs = call(self.forward, x)
+        try:
+            if self.settings.autocast:
+                with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
+                    outputs = call(self.forward, x).float()
+            else:
+                outputs = call(self.forward, x)
+        except ValueError as error:
+            if len(y) > 1:
+                raise
+            raise ValueError(
+                f"the network cannot train on a batch of one row ({error}): a batch normalisation needs "
+                f"batch_size of at least 2; of batches of your own, drop_last=True in the DataLoader"
+            ) from error
         if not checked:
             y = self.model.likelihood.labels(outputs.shape, y)
         loss = self.model.likelihood.loss(outputs, y, self.bound.likelihood_numbers)

@@ -57,6 +57,10 @@ def moments(posterior: Posterior, x: Any) -> Moments:
         >>> sb.moments(posterior, x).covariance.shape
         torch.Size([32, 1, 1])
     """
+    if not isinstance(posterior, Posterior):
+        raise TypeError(f"moments are those of one posterior, got a {type(posterior).__name__}"
+                        + (f"; take one of its .members, or {_ELSE}" if hasattr(posterior, "members") else
+                           ": fit one, such as LaplaceApproximation().fit(model, data)"))  # fmt: skip
     distribution, layout = posterior.distribution, posterior.layout
     atom = isinstance(distribution, StoredDraws) and distribution.support == 1
     if not (isinstance(distribution, GAUSSIANS) or atom):

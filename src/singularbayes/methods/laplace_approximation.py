@@ -217,12 +217,6 @@ class LaplaceApproximation:
             return _batches(data.train, self.batch_size, model.device)
 
         measured = self.structure.measure(expand(model, network, chosen, batches))
-        if not math.isfinite(measured.tally.log_likelihood):
-            raise ValueError(
-                f"the log likelihood of the training data at the network's weights is "
-                f"{measured.tally.log_likelihood}, so there is no curvature: the network overflows on some "
-                f"rows. Look at its outputs, and at the scale of inputs and labels"
-            )
         if measured.tally.projected:
             warnings.warn(
                 f"the likelihood's Hessian is indefinite at {measured.tally.projected} of "

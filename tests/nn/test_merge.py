@@ -264,3 +264,11 @@ def test_a_variational_module_and_its_network_are_refused_with_what_to_write():
         ):
             sb.merge(source)
     assert type(sb.merge(module.posterior())[0]) is nn.Linear
+
+
+def test_a_head_of_random_features_is_no_stock_layer() -> None:
+    x, y = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    posterior = sb.SNGP(epochs=1, features=8).fit(sb.Model(network, sb.Categorical()), (x, y))
+    with pytest.raises(ValueError, match="is no stock layer; save the posterior"):
+        sb.merge(posterior)

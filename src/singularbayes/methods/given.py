@@ -23,12 +23,13 @@ def given_rows(model: Model, given: Any, what: str) -> Float[Tensor, "M D"]:
     Args:
         model: whose layout they must have.
         given: a posterior (one row for each network that it holds; of a continuous one the mean), a network,
-            or a list or tuple of them. A network has the model's own start of a learned noise level.
+            or a list or tuple of them. Only a posterior holds a learned noise level.
         what: their name in messages, in the singular.
 
     Raises:
         TypeError: something else.
-        ValueError: none; parameters of other names or shapes; frozen parts that differ from the model's.
+        ValueError: none; parameters of other names or shapes; frozen parts that differ from the model's; bare
+            networks for a likelihood with learned numbers.
     """
     several = list(given) if isinstance(given, list | tuple) else [given]
     if not several:
@@ -71,7 +72,13 @@ def _networks(distribution: Any) -> Tensor:
 
 
 def _of_network(model: Model, network: nn.Module, name: str) -> Tensor:
-    ours = {s.name: (s.shape, s.kind) for s in model.layout.slots if s.kind != "likelihood"}
+    learned = model.layout.of_kind("likelihood")
+    if learned:
+        raise ValueError(
+            f"the likelihood learns {learned[0].name}, which {name}, a bare network, does not hold; give "
+            f"posteriors of the networks, or fix the noise: Gaussian(noise=...)"
+        )
+    ours = {s.name: (s.shape, s.kind) for s in model.layout.slots}
     tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     theirs = {key: (tuple(tensors[key].shape), kind) for key, (_, kind) in ours.items() if key in tensors}
     _compare(theirs, ours, name)

@@ -140,7 +140,7 @@ class ByEvidence:
         for number, info in enumerate(infos):
             if not _is_number(info.get(_EVIDENCE)):
                 raise ValueError(
-                    f"member {number} ({info.get('method', '?')}) has none: weights by evidence need "
+                    f"member {number} ({info.get('method', '?')}) states no evidence: these weights need "
                     f"info[{_EVIDENCE!r}] of every member. A Laplace approximation gives it; else use "
                     f"Stacked()"
                 )

@@ -23,6 +23,7 @@ from .linear import LowRankLinear
 from .linearized import Linearized
 from .nested import keep_off
 from .pretrained import weight_ties
+from .random_feature_head import RandomFeatureHead
 from .references import plain_references
 
 __all__ = ["Mergeable", "merge", "merge_own"]
@@ -106,6 +107,11 @@ def merge_own(network: nn.Module) -> nn.Module:
         raise ValueError(
             "a linearised network is no network of stock layers; posterior.functions(draws, x) gives its "
             "outputs"
+        )
+    if any(isinstance(module, RandomFeatureHead) for module in network.modules()):
+        raise ValueError(
+            "a head of random features (SNGP) is no stock layer; save the posterior, or deploy its network "
+            "as it is: posterior.functions(draws, x) gives its outputs"
         )
     found: dict[int, list[str]] = {}
     for name, module in network.named_modules(remove_duplicate=False):

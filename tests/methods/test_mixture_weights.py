@@ -170,7 +170,7 @@ def test_by_evidence_prefers_the_conjugate_model_that_made_the_data():
         ([{"num_data": 5}, {"num_data": 5}], "member 0 .* states no evidence.*Laplace approximation gives it"),
         ([{KEY: -3.0, "num_data": 5}, {KEY: -4.0, "num_data": 6}], r"fitted to \[5, 6\] examples"),
         ([{KEY: -3.0}, {KEY: -4.0}], r"fitted to \[None, None\]"),
-        ([{KEY: math.nan, "num_data": 5}, {KEY: -4.0, "num_data": 5}], "member 0 .* has none"),
+        ([{KEY: math.nan, "num_data": 5}, {KEY: -4.0, "num_data": 5}], "member 0 .* states no evidence"),
     ],
 )  # fmt: skip
 def test_evidence_that_is_missing_or_of_other_data_is_named(infos, words):

@@ -50,8 +50,8 @@ class Mixture:
         >>> method.fit(model, (x, x)).predict(x, draws=8).draws
         8
         >>> fitted = [sb.MAP(epochs=2).fit(model, (x, x)), sb.MeanField(epochs=2).fit(wide, (x, x))]
-        >>> Mixture(members=fitted, weights=sb.Stacked()).join((x, x)).info["members"]
-        ['MAP', 'MeanField']
+        >>> Mixture(members=fitted, weights=sb.Stacked()).join((x, x)).info["members"] == ["MAP", "MeanField"]
+        True
     """
 
     members: Sequence[Any] = ()

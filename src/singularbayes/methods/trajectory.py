@@ -40,8 +40,8 @@ class Trajectory:
         ...     walk.add(torch.tensor(w))
         >>> walk.count, walk.mean, walk.variance
         (5, tensor([3., 3.]), tensor([2., 2.]))
-        >>> sorted(walk.deviations.tolist())  # of the last two: [4, 3] - [2.5, 2.5] and [5, 5] - [3, 3]
-        [[1.5, 0.5], [2.0, 2.0]]
+        >>> walk.deviations.sum(0)  # of the last two: (4, 3) - (2.5, 2.5) and (5, 5) - (3, 3)
+        tensor([3.5000, 2.5000])
     """
 
     def __init__(self, rank: int = 20, spread: int | None = None) -> None:

@@ -108,7 +108,10 @@ def problem(name: str) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.filterwarnings("ignore:dropout inside")  # the encoder layer's attention has dropout of its own
+@pytest.mark.filterwarnings(
+    "ignore:dropout inside",  # the encoder layer's attention has dropout of its own
+    "ignore:the likelihood learns its noise",  # Laplace's approximation of a network that nothing trained
+)
 @pytest.mark.parametrize(
     "network", ["default", "factorised", "batch norm", "lstm", "transformer", "regression"]
 )

@@ -205,3 +205,12 @@ def test_bad_input_is_named(unchecked):
         conformal_sets(predictive, (torch.zeros(10, 2), y))
     with pytest.raises(TypeError, match="got a str"):
         conformal_sets("posterior", y)
+
+
+def test_a_score_of_the_users_own_is_not_saved_and_leaves_no_file(tmp_path):
+    class Own(LAC):
+        pass
+
+    with pytest.raises(TypeError, match="only LAC, APS can be saved, got Own"):
+        ConformalSets(Own(), 0.9, 1.0, 20).save(tmp_path / "sets.json")
+    assert not list(tmp_path.iterdir())

@@ -42,8 +42,16 @@ def predicted(source: Any, validation: Any, draws: int, seed: int) -> tuple[Any,
     return source, torch.as_tensor(validation)
 
 
-def save_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write one file of strict JSON, whole or not at all."""
+def save_json(
+    path: str | os.PathLike[str], content: Mapping[str, Any], score: Any, known: Mapping[str, type]
+) -> None:
+    """Write one file of strict JSON, whole or not at all.
+
+    Raises:
+        TypeError: a score whose kind is not among the known ones.
+    """
+    if type(score) not in known.values():
+        raise TypeError(f"only {', '.join(known)} can be saved, got {type(score).__name__}")
     write_json(Path(path), {"format": FORMAT, "library": "singularbayes", **content})
 
 

@@ -126,9 +126,7 @@ class ConformalSets:
         Raises:
             TypeError: a score that is not the library's own.
         """
-        if type(self.score) not in _KINDS.values():
-            raise TypeError(f"only LAC and APS can be saved, got {type(self.score).__name__}")
-        save_json(path, self.to_dict())
+        save_json(path, self.to_dict(), self.score, _KINDS)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ConformalSets:

@@ -5,7 +5,8 @@
 
 Test and scored OOD sets are never read. Calibration is fitted on one half of the validation set and judged on
 the other; AUROCs are of the OOD sets for choices. Prints one line per setting, mean over seeds.
-``prior.std2=.01`` reaches into the prior.
+``prior.std2=.01`` reaches into the prior, ``trajectory.collect_rate=.01`` into a part of the method; a field
+that the method lacks is looked for in its member.
 """
 
 import argparse
@@ -29,6 +30,14 @@ from singularbayes.recipes import ALL
 from singularbayes.recipes.recipe import Plan
 
 
+def set_at(part: Any, path: list[str], value: Any) -> Any:
+    """The dataclass with one field, or a field of a field, at another value."""
+    if path[0] not in part.__dataclass_fields__ and hasattr(part, "member"):
+        path = ["member", *path]
+    first, *rest = path
+    return replace(part, **{first: set_at(getattr(part, first), rest, value) if rest else value})
+
+
 def changed(plan: Plan, setting: dict[str, Any]) -> Plan:
     for key, value in setting.items():
         if key.startswith("prior."):
@@ -37,12 +46,8 @@ def changed(plan: Plan, setting: dict[str, Any]) -> Plan:
             plan = replace(plan, network=functools.partial(plan.network, rank=value))
         elif key == "uses_validation":
             plan = replace(plan, uses_validation=value)
-        elif hasattr(plan.method, "member") and key not in plan.method.__dataclass_fields__:
-            plan = replace(
-                plan, method=replace(plan.method, member=replace(plan.method.member, **{key: value}))
-            )
         else:
-            plan = replace(plan, method=replace(plan.method, **{key: value}))
+            plan = replace(plan, method=set_at(plan.method, key.split("."), value))
     return plan
 
 
@@ -70,6 +75,8 @@ def judge(
             row["accuracy"] = (pred.mean.argmax(1) == labels).float().mean().item()
         elif isinstance(pred, sb.BernoulliPredictive):
             row["auroc"] = auroc(pred.mean.numpy(), y[other])
+        elif not state:  # calibration leaves a regression's mean as it is
+            row["rmse"] = (pred.mean.reshape(-1) - labels.reshape(-1)).square().mean().sqrt().item()
         names = [sb.scores.default(recipe.likelihood.task), "entropy"]
         for score in names[: 1 if recipe.likelihood.task == "gaussian" else 2]:
             measure = sb.scores.for_task(recipe.likelihood.task)[score]

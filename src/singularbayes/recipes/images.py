@@ -133,7 +133,7 @@ CIFAR = Recipe(
         resnet_low,
         point=MAP(epochs=20, learning_rate=3e-3, schedule=Schedule.COSINE),
         dropout=MCDropout(epochs=20, learning_rate=3e-3, schedule=Schedule.COSINE),
-        field=MeanField(epochs=20, learning_rate=3e-3, schedule=Schedule.COSINE, temperature=0.1),
+        field=MeanField(epochs=20, learning_rate=3e-3, schedule=Schedule.COSINE, temperature=0.3),
         walk=Collection(epochs=20, start_epoch=0, collect_rate=0.01),
     ),
     draws=16,

@@ -29,12 +29,12 @@ from ..functions import call, evaluate, way_for
 from ..model import Model
 from ..posterior import Posterior
 from ..probing import checked_device, restless_frozen_parts
+from ..progress import Progress, shown
 from ..random import forked, generator
 from . import resume
 from .distributed import Ranks
 from .health import TrainingDiverged, warn_if_constant, warn_of_frozen
 from .learner import Bound, Build, Collecting, Prepared, Repeated, TwoSided, prepare
-from .progress import Progress, shown
 from .settings import Schedule, Training
 
 __all__ = ["Run", "Schedule", "Training", "TrainingDiverged", "fit_learner"]

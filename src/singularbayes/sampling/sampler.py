@@ -15,14 +15,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Info", "Point", "Sampler", "Target"]
+__all__ = ["Info", "Point", "Sampler", "Target", "named"]
 
 
 @runtime_checkable
 class Target(Protocol):
     """A log density on rows, up to a constant, with its gradient."""
 
-    dimension: int
+    @property
+    def dimension(self) -> int:
+        """``d``."""
+        ...
 
     def __call__(self, position: Float[Tensor, "C d"]) -> tuple[Float[Tensor, " C"], Float[Tensor, "C d"]]:
         """``log p`` of each row, in nats, and its gradient; no graph is kept.
@@ -91,3 +94,10 @@ class Sampler(Protocol):
     def facts(self, state: Any) -> dict[str, Tensor]:
         """What was adapted, by name, each ``(C, ...)``: ``step_size``, ``inverse_mass``, ..."""
         ...
+
+
+def named(which: Tensor) -> str:
+    """``chain 3`` or ``chains 0, 2`` of a mask ``(C,)``; at most ten are written out."""
+    numbers = which.nonzero()[:, 0].tolist()
+    text = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+    return f"chain{'s' if len(numbers) > 1 else ''} {text}"

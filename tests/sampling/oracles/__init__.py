@@ -1,0 +1,1 @@
+"""Samplers against targets whose expectations are known."""

@@ -138,6 +138,13 @@ def test_the_old_weight_norm_is_refused_by_name():
         Layout.of(network)
 
 
+def test_a_table_that_its_forward_pass_writes_to_is_refused_by_name():
+    """Before: a forward pass changed the draws of a posterior, and the positions of chains, in place."""
+    network = nn.Sequential(nn.Embedding(5, 3, max_norm=0.5), nn.Flatten(), nn.Linear(6, 1))
+    with pytest.raises(ValueError, match=r"0 has max_norm=0\.5: its forward pass writes to its table"):
+        Layout.of(network)
+
+
 def test_the_new_weight_norm_is_taken():
     network = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     assert Layout.of(network).size == 2 + 2 + 4

@@ -6,9 +6,9 @@ from torch import nn
 
 import singularbayes as sb
 from singularbayes.functions import Way, evaluate, way_for
-from singularbayes.nn import LowRankLinear, MaskedDropout
+from singularbayes.nn import LowRankLinear, MaskedDropout, RankOneLinear
 from singularbayes.parameters import Layout
-from singularbayes.stacked import Workspace, evaluate_chain, is_chain
+from singularbayes.stacked import Workspace, differentiable_chain, evaluate_chain, is_chain
 
 
 def chain(first: nn.Module, *rest: nn.Module) -> nn.Sequential:
@@ -52,6 +52,33 @@ def test_stacked_equals_loop_and_vmap(name: str, draws: int):
     torch.testing.assert_close(stacked, evaluate(network, layout, w, x, Way.LOOP), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(stacked, evaluate(network, layout, w, x, Way.VMAP), rtol=1e-10, atol=1e-10)
     assert torch.equal(x, kept), "the input was overwritten"
+
+
+DERIVED = {
+    **CHAINS,
+    "diagonal": lambda: chain(LowRankLinear(6, 9, 2, diagonal=True), nn.Tanh(), nn.Linear(9, 4)),
+    "rank one": lambda: chain(RankOneLinear(6, 5), nn.Tanh(), RankOneLinear(5, 2, bias=False)),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", DERIVED)
+def test_the_differentiable_chain_has_the_values_and_gradients_of_vmap(name: str, frozen: bool):
+    """A layer that is not drawn is the network's own, for all draws."""
+    network = DERIVED[name]().double()
+    first = next(iter(network.parameters()))
+    first.requires_grad_(not frozen)
+    layout = Layout.of(network)
+    shapes = {key: tuple(b.shape) for key, b in network.named_buffers() if key.endswith("mask")}
+    layout = layout.with_masks(shapes) if shapes else layout
+    w, x = rows(layout, 3).requires_grad_(), torch.randn(7, 6, dtype=torch.float64)
+    found = differentiable_chain(network, layout.views(w), x)
+    right = evaluate(network, layout, w, x, Way.VMAP)
+    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-10)
+    pull = torch.randn_like(right)
+    (slope,) = torch.autograd.grad(found, w, pull)
+    (expected,) = torch.autograd.grad(right, w, pull)
+    torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_frozen_layers_are_shared_by_all_draws():

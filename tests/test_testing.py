@@ -46,6 +46,22 @@ METHODS = {
     "SNGP": sb.SNGP(epochs=2, features=16),
     "MCDropout": sb.MCDropout(epochs=2),
     "DeepEnsemble of MCDropout": sb.DeepEnsemble(members=2, member=sb.MCDropout(epochs=1)),
+    "HMC": sb.HMC(chains=2, warm_up=2, draws=3, step_size=0.01, max_steps=2),
+    "NUTS": sb.NUTS(chains=2, warm_up=2, draws=3, step_size=0.01, max_depth=2),
+    "MCLMC": sb.MCLMC(chains=2, warm_up=2, draws=3, step_size=0.01, length=1.0),
+    "SGHMC": sb.SGHMC(chains=2, warm_up=2, draws=3, step_size=0.001, batch_size=16),
+    "HybridHMC": sb.HybridHMC(
+        vi=sb.MeanField(epochs=2),
+        select=sb.RandomSelection(0.5),
+        sampler=sb.HMC(chains=2, warm_up=2, draws=3, step_size=0.01, max_steps=2),
+        rest=sb.Redrawn(),
+    ),
+    "DeepEnsembleMCMC": sb.DeepEnsembleMCMC(
+        members=2,
+        member=sb.MAP(epochs=2),
+        sampler=sb.HMC(warm_up=2, draws=3, step_size=0.01, max_steps=2),
+        drop=False,
+    ),
     "Mixture": sb.Mixture(members=(sb.MAP(epochs=1), sb.MeanField(epochs=1))),
 }
 OF_FITS_AT_RANDOM = "another seed, another fit"
@@ -110,7 +126,8 @@ def problem(name: str) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings(
     "ignore:dropout inside",  # the encoder layer's attention has dropout of its own
-    "ignore:the likelihood learns its noise",  # Laplace's approximation of a network that nothing trained
+    "ignore:the likelihood learns its noise",  # Laplace's approximation and chains: nobody set it
+    "ignore:chains predict the training data worse",  # two epochs, against a line
 )
 @pytest.mark.parametrize(
     "network", ["default", "factorised", "batch norm", "lstm", "transformer", "regression"]

@@ -196,7 +196,7 @@ class Bernoulli:
         return scaled(wide(outputs.reshape(y.shape)), self.temperature, self.scale, self.bias)
 
 
-_LOG_NOISE = 12.0  # nats: a learned standard deviation stays within e^-12 and e^12
+LOG_NOISE = 12.0  # nats: a learned standard deviation stays within e^-12 and e^12
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Gaussian:
         return replace(self, initial_noise=math.exp(float(parameters["log_noise"].squeeze())))
 
     def warn_if_degenerate(self, outputs: Tensor, parameters: Parameters) -> None:
-        if self.noise is None and bool((parameters["log_noise"].abs() >= _LOG_NOISE).any()):
+        if self.noise is None and bool((parameters["log_noise"].abs() >= LOG_NOISE).any()):
             warnings.warn(
                 "the learned noise ran to its bound: the network fits every label exactly, or the labels are "
                 "far from the scale of 1; rescale y, or give the noise",
@@ -278,7 +278,7 @@ class Gaussian:
     def _log_noise(self, parameters: Parameters, means: Tensor) -> Tensor:
         if self.noise is not None:
             return means.new_tensor(math.log(self.noise))
-        log_noise = wide(parameters["log_noise"]).clamp(-_LOG_NOISE, _LOG_NOISE)
+        log_noise = wide(parameters["log_noise"]).clamp(-LOG_NOISE, LOG_NOISE)
         # one number in training, one for each draw in prediction
         return log_noise if log_noise.dim() == 1 else log_noise.view(-1, *[1] * (means.dim() - 1))
 

@@ -116,6 +116,11 @@ def _refuse(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
                 f"{path or 'the network'} is a {type(module).__name__} without running statistics: a "
                 f"prediction would depend on the other rows of its batch; set track_running_stats=True"
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"{path or 'the network'} has max_norm={module.max_norm:g}: its forward pass writes to its "
+                f"table, and would to every draw of it; set max_norm=None"
+            )
     if not parameters:
         raise ValueError(
             "the network has no parameter that requires a gradient: there is nothing to have a belief about"

@@ -2,6 +2,7 @@
 
 Features come before the batch: a factor's rank is then the short side that matrix libraries handle well. All
 blocks of a prediction share one workspace: fresh memory for each activation is dear for small networks.
+:func:`differentiable_chain` is the same chain for autograd, without a workspace.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .nn.linear import LowRankLinear
 from .nn.masks import MaskedDropout
 from .nn.rank_one import RankOneLinear
 
-__all__ = ["Workspace", "evaluate_chain", "is_chain"]
+__all__ = ["Workspace", "differentiable_chain", "evaluate_chain", "flat_chain", "is_chain"]
 
 _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: torch.relu_,
@@ -68,7 +69,7 @@ def evaluate_chain(network: nn.Module, tensors: dict[str, Tensor], x: Tensor, wo
     """Outputs ``(S, B, out)`` for tensors ``(S, ...)`` by parameter name and a shared input ``(B, in)``."""
     draws = len(next(iter(tensors.values())))
     h, shared = x.T.expand(draws, -1, -1), True  # until a layer makes an activation of its own
-    for path, module in _flat(network, ""):
+    for path, module in flat_chain(network):
         if isinstance(module, _IDENTITY):
             continue
         h = _apply(module, path, tensors, h, shared, workspace)
@@ -76,11 +77,63 @@ def evaluate_chain(network: nn.Module, tensors: dict[str, Tensor], x: Tensor, wo
     return h.mT.clone(memory_format=torch.contiguous_format)  # always a copy: h is the workspace's memory
 
 
-def _flat(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+def differentiable_chain(network: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    """As :func:`evaluate_chain`, with a graph: nothing is written in place.
+
+    A layer that sees the input itself, one for all draws, is a single matrix product, forward and backward.
+    """
+    draws = len(next(iter(tensors.values())))
+    h, shared = x.T.expand(draws, -1, -1), True  # until a layer makes an activation of its own
+    for path, module in flat_chain(network):
+        if isinstance(module, _IDENTITY):
+            continue
+        h = _derived(module, path, tensors, h, shared)
+        shared = False
+    return h.mT
+
+
+def _derived(module: nn.Module, path: str, tensors: dict[str, Tensor], h: Tensor, shared: bool) -> Tensor:
+    bias = _bias(module, path, tensors)
+    if isinstance(module, LowRankLinear):
+        first, second = (_own(module, path, tensors, leaf, len(h)) for leaf in ("B", "A"))
+        reduced = _product(first.mT, h, shared)
+        if module.s is not None:
+            reduced = reduced * _own(module, path, tensors, "s", len(h)).unsqueeze(-1)
+        return _plus(bias, second, reduced)
+    if isinstance(module, RankOneLinear):
+        weight, s, t = (_own(module, path, tensors, leaf, len(h)) for leaf in ("weight0", "s", "t"))
+        output = torch.bmm(weight, h * (1 + t).unsqueeze(-1)) * (1 + s).unsqueeze(-1)
+        return output if bias is None else output + bias
+    if isinstance(module, nn.Linear):
+        weight = _own(module, path, tensors, "weight", len(h))
+        if not shared:
+            return _plus(bias, weight, h)
+        output = _product(weight, h, shared)
+        return output if bias is None else output + bias
+    if isinstance(module, MaskedDropout):
+        return h * _own(module, path, tensors, "mask", len(h)).unsqueeze(-1)
+    return module(h)
+
+
+def _product(matrix: Tensor, h: Tensor, shared: bool) -> Tensor:
+    """``(S, out, batch)``: one product for all draws of a shared input."""
+    if shared:
+        return (matrix.reshape(-1, matrix.shape[2]) @ h[0]).view(len(matrix), matrix.shape[1], -1)
+    return torch.bmm(matrix, h)
+
+
+def _plus(bias: Tensor | None, matrix: Tensor, h: Tensor) -> Tensor:
+    return torch.bmm(matrix, h) if bias is None else torch.baddbmm(bias, matrix, h)
+
+
+def flat_chain(module: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
+    """The layers of a chain in order, each with the prefix of its parameters' names."""
     if not isinstance(module, nn.Sequential):
         return [(path, module)]
     children = module._modules.items()  # noqa: SLF001 - named_children() leaves out repeated modules
-    return [leaf for name, child in children if child is not None for leaf in _flat(child, f"{path}{name}.")]
+    return [
+        leaf for name, child in children if child is not None for leaf in flat_chain(child, f"{path}{name}.")
+    ]
 
 
 def _apply(

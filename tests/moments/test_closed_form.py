@@ -11,6 +11,7 @@ from torch.autograd.functional import jacobian
 from torch.func import functional_call
 
 import singularbayes as sb
+from singularbayes.curvature import jacobian as jacobian_module
 from singularbayes.distributions import (
     DiagonalGaussian,
     DiagonalLaplace,
@@ -20,7 +21,6 @@ from singularbayes.distributions import (
     MixtureDistribution,
     StoredDraws,
 )
-from singularbayes.moments import jacobian as jacobian_module
 from singularbayes.parameters import Layout
 from singularbayes.posterior import Posterior
 

@@ -7,19 +7,34 @@ from .curve_profile import CurveProfile
 from .curve_weights import BetaWeights, LikelihoodWeights
 from .curves import Bezier, Polychain
 from .deep_ensemble import DeepEnsemble
+from .deep_ensemble_mcmc import DeepEnsembleMCMC
 from .direction_precision import DirectionPrecision, GGNDirections, RandomDirections
 from .elliptical_slice import EllipticalSlice
+from .hmc import HMC
+from .hybrid_hmc import HybridHMC
 from .ivon import IVON
 from .laplace_approximation import LaplaceApproximation
 from .map import MAP
 from .mc_dropout import MCDropout
+from .mclmc import MCLMC
 from .mean_field import MeanField
 from .mixture import Mixture
 from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .mode_curve import ModeCurve
+from .nuts import NUTS
 from .precise import Precise
 from .pretrained import Pretrained
 from .rank_one import RankOne
+from .rest import Frozen, Redrawn, SpreadAdded
+from .selection import (
+    AllParameters,
+    Candidates,
+    GradientVariance,
+    NamedParameters,
+    RandomSelection,
+    Sensitivity,
+)
+from .sghmc import SGHMC
 from .sngp import SNGP
 from .structured_vi import StructuredVI
 from .subspace import Subspace
@@ -32,6 +47,7 @@ ALL = (
     MAP,
     SWA,
     DeepEnsemble,
+    DeepEnsembleMCMC,
     AnchoredEnsemble,
     MCDropout,
     MeanField,
@@ -46,30 +62,45 @@ ALL = (
     Mixture,
     ModeCurve,
     Subspace,
+    HMC,
+    NUTS,
+    MCLMC,
+    SGHMC,
+    HybridHMC,
 )
 
 __all__ = [
     "ALL",
+    "HMC",
     "IVON",
     "MAP",
+    "MCLMC",
+    "NUTS",
     "PCA",
+    "SGHMC",
     "SNGP",
     "SWA",
     "SWAG",
+    "AllParameters",
     "AnchoredEnsemble",
     "BetaWeights",
     "Bezier",
     "ByEvidence",
+    "Candidates",
     "Collection",
     "CurvePlane",
     "CurveProfile",
     "DeepEnsemble",
+    "DeepEnsembleMCMC",
     "DirectionPrecision",
     "EllipticalSlice",
     "Equal",
+    "Frozen",
     "FullCovariance",
     "GGNDirections",
     "Given",
+    "GradientVariance",
+    "HybridHMC",
     "Kronecker",
     "KroneckerPlusLowRank",
     "LaplaceApproximation",
@@ -80,12 +111,17 @@ __all__ = [
     "MemberStart",
     "Mixture",
     "ModeCurve",
+    "NamedParameters",
     "Polychain",
     "Precise",
     "Pretrained",
     "RandomDirections",
     "RandomProjection",
+    "RandomSelection",
     "RankOne",
+    "Redrawn",
+    "Sensitivity",
+    "SpreadAdded",
     "Stacked",
     "StructuredVI",
     "Subspace",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..curvature.jacobian import Jacobian
 from ..data import as_inputs, batch_size_of, take, to_device
 from ..distributions import StoredDraws
 from ..model import takes_integers
@@ -25,7 +26,6 @@ from ..parameters import Slot
 from ..posterior import Posterior
 from .affine import is_affine
 from .covariance import GAUSSIANS, output_covariance
-from .jacobian import Jacobian
 from .outputs import Moments
 
 __all__ = ["moments"]

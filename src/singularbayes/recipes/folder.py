@@ -16,7 +16,7 @@ from ..diagnosis import diagnose
 from ..evaluation import Evaluation
 from ..loading import load
 from ..random import forked
-from ..report import Entry, Report, standard_panels, write
+from ..report import Entry, Report, chain_panels, standard_panels, write
 from ..report.tables import Table, main_table
 from .data.splits import Splits
 from .recipe import Recipe, Run
@@ -167,6 +167,7 @@ def write_report(folder: RunFolder, splits: Splits) -> Path:
     entries = [_entry(folder, name, diagnosed=True) for name in folder.names]
     first = {name: folder.of(name)[0] for name in folder.names}
     own = recipe.panels(splits, first) if recipe.panels else ()
+    chains = chain_panels({name: run.posterior for name, run in first.items()}, splits.test[0])
     temperatures = "; ".join(
         f"{name} {', '.join(f'{run.temperature:.2f}' for run in folder.of(name))}" for name in folder.names
     )
@@ -189,7 +190,7 @@ def write_report(folder: RunFolder, splits: Splits) -> Path:
         entries=entries,
         command="\n".join(_made(folder, "command")),
         diagnoses={e.name: e.diagnosis for e in entries if e.diagnosis},
-        figures=[*standard_panels(entries), *own],
+        figures=[*standard_panels(entries), *own, *chains],
         notes=[*splits.notes, calibration],
     )
     return write(report, folder.path / "report.html")

@@ -1,5 +1,6 @@
 """Figures and the HTML report."""
 
+from singularbayes.report.chains import chain_panels, rank_plot, trace_plot
 from singularbayes.report.content import Entry, Panel, Report
 from singularbayes.report.covariance import (
     Field,
@@ -27,15 +28,18 @@ __all__ = [
     "MethodStyle",
     "Panel",
     "Report",
+    "chain_panels",
     "correlation_pictures",
     "coverage_curve",
     "forest_plot",
     "method_styles",
     "picture",
     "pool",
+    "rank_plot",
     "reliability_diagram",
     "render",
     "standard_panels",
+    "trace_plot",
     "uncertainty_by_distance",
     "uncertainty_histograms",
     "variance_field",

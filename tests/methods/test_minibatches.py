@@ -87,7 +87,7 @@ def test_the_source_alone_decides_the_batch():
 
 def test_what_has_no_batches_is_an_error():
     start = torch.zeros(2, 3, dtype=torch.float64)
-    with pytest.raises(TypeError, match="minibatches need a network and its data, got a AutogradTarget"):
+    with pytest.raises(TypeError, match="minibatches need a network and its data, got a AlikeRows"):
         sb.sample(lambda x: -x.square().sum(1), start, sb.SGHMC(warm_up=1, draws=1, batch_size=2))
     model = sb.Model(nn.Linear(1, 1).double(), sb.Gaussian(noise=0.5))
     with pytest.raises(ValueError, match="batch_size=7 is above the 6 training examples"):

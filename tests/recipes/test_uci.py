@@ -130,7 +130,7 @@ def test_a_run_has_a_split_for_each_seed_in_the_units_of_the_target(tmp_path):
         tmp_path / "out",
         data=folder_with_yacht(tmp_path),
         seeds=2,
-        overrides={"epochs": 2},
+        overrides={"epochs": 6},  # a subspace of 5 dimensions needs 6 snapshots
         bootstrap=0,
     )
     assert folder.names == tuple(ALL["uci-yacht"].plans)

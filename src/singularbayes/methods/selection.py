@@ -91,8 +91,8 @@ class Candidates:
             >>> x = torch.linspace(-1, 1, 32).unsqueeze(1)
             >>> model = sb.Model(torch.nn.Linear(1, 1), sb.Gaussian(noise=0.1))
             >>> posterior = sb.MeanField(epochs=2).fit(model, (x, x))
-            >>> Sensitivity(count=1).select(Candidates.of(model, posterior, (x, x)))
-            tensor([1])
+            >>> Sensitivity(count=2).select(Candidates.of(model, posterior, (x, x)))
+            tensor([0, 1])
         """
         if not isinstance(posterior, Posterior):
             raise TypeError(

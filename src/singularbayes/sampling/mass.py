@@ -196,8 +196,8 @@ class DiagonalMass:
         >>> import torch
         >>> from singularbayes.sampling import Point
         >>> x = torch.randn(500, 2, 3, generator=torch.Generator().manual_seed(0))
-        >>> x = x * torch.tensor([0.1, 1.0, 10.0])
-        >>> points = [Point(row, torch.zeros(2), -row) for row in x]
+        >>> scale = torch.tensor([0.1, 1.0, 10.0])
+        >>> points = [Point(scale * z, torch.zeros(2), -z / scale) for z in x]
         >>> mass = DiagonalMass()
         >>> metric, moments = mass.start(points[0]), mass.estimate(points[0])
         >>> for point in points:

@@ -30,8 +30,9 @@ class ScaledTarget:
     Example:
         >>> from singularbayes.sampling.target import AutogradTarget
         >>> wide = AutogradTarget(lambda q: -0.5 * (q / 10).square().sum(1), 1)
-        >>> [part.tolist() for part in ScaledTarget(wide, torch.tensor([10.0]))(torch.tensor([[2.0]]))]
-        [[-2.0], [[-2.0]]]
+        >>> value, gradient = ScaledTarget(wide, torch.tensor([10.0]))(torch.tensor([[2.0]]))
+        >>> value.item(), gradient.item()
+        (-2.0, -2.0)
     """
 
     target: Target

@@ -31,8 +31,9 @@ class AutogradTarget:
     Example:
         >>> import torch
         >>> target = AutogradTarget(lambda q: -0.5 * q.square().sum(1), 2)
-        >>> [part.tolist() for part in target(torch.tensor([[1.0, 2.0]]))]
-        [[-2.5], [[-1.0, -2.0]]]
+        >>> value, gradient = target(torch.tensor([[1.0, 2.0]]))
+        >>> value.item(), gradient
+        (-2.5, tensor([[-1., -2.]]))
     """
 
     log_density: Callable[[Tensor], Tensor]

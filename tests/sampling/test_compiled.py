@@ -12,7 +12,7 @@ from singularbayes.methods import network_density
 from singularbayes.methods.network_density import NetworkDensity
 from singularbayes.sampling import compiled
 from singularbayes.sampling.compiled import CompiledLeapfrog
-from singularbayes.sampling.leapfrog import evaluated, trajectory
+from singularbayes.sampling.leapfrog import Leapfrog, evaluated
 from singularbayes.sampling.low_rank_mass import LowRankMass
 from singularbayes.sampling.mass import DiagonalMetric, UnitMass, UnitMetric
 from singularbayes.sampling.target import AutogradTarget
@@ -67,7 +67,7 @@ def trajectories(target: Any, position: Tensor, block: int) -> list[tuple[Any, T
     start = evaluated(target, position)
     return [
         way(target, start, momentum, size, metric, steps)
-        for way in (CompiledLeapfrog(block=block), trajectory)
+        for way in (CompiledLeapfrog(block=block), Leapfrog())
     ]
 
 
@@ -158,7 +158,7 @@ def test_a_chain_that_waits_or_is_lost_does_not_touch_the_others():
     size, steps = torch.full((CHAINS,), 0.01, dtype=torch.float64), torch.tensor([4, 4, 2])
     metric = UnitMetric(torch.ones_like(position))
     found, pushed = CompiledLeapfrog(block=3)(target, start, momentum, size, metric, steps)
-    right, plain = trajectory(target, start, momentum, size, metric, steps)
+    right, plain = Leapfrog()(target, start, momentum, size, metric, steps)
     assert torch.isnan(right.log_density).tolist() == [False, True, False]
     for part, wanted in (
         (found.position, right.position),

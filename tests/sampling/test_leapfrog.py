@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from singularbayes.sampling.leapfrog import chosen, evaluated, leapfrog, trajectory
+from singularbayes.sampling.leapfrog import Leapfrog, chosen, evaluated, leapfrog
 from singularbayes.sampling.mass import DiagonalMetric
 from singularbayes.sampling.target import AutogradTarget
 
@@ -23,7 +23,7 @@ MOMENTUM = torch.tensor([[3.0, -0.7], [-8.0, 0.4], [5.0, 1.0]], dtype=torch.floa
 def run(step, count, target=TARGET, start=START, momentum=MOMENTUM):
     size = torch.full((3,), step, dtype=torch.float64)
     steps = torch.full((3,), count)
-    return trajectory(target, evaluated(target, start), momentum, size, METRIC, steps)
+    return Leapfrog()(target, evaluated(target, start), momentum, size, METRIC, steps)
 
 
 def energy(point, momentum):
@@ -117,7 +117,7 @@ def test_volume_is_kept():
 def test_chains_take_as_many_steps_as_they_have_and_wait():
     size = torch.tensor([0.1, 0.05, 0.2], dtype=torch.float64)
     counts = torch.tensor([1, 5, 3])
-    point, momentum = trajectory(TARGET, evaluated(TARGET, START), MOMENTUM, size, METRIC, counts)
+    point, momentum = Leapfrog()(TARGET, evaluated(TARGET, START), MOMENTUM, size, METRIC, counts)
     for chain, count in enumerate(counts.tolist()):
         one, p = evaluated(TARGET, START[chain : chain + 1]), MOMENTUM[chain : chain + 1]
         for _ in range(count):
@@ -136,7 +136,7 @@ def test_a_chain_that_waits_is_not_touched_by_one_that_becomes_nan():
     start = torch.tensor([[0.9, 0.0], [-0.5, 0.2]], dtype=torch.float64)
     momentum = torch.tensor([[5.0, 0.0], [0.1, -0.3]], dtype=torch.float64)
     metric, size = DiagonalMetric(torch.ones_like(start)), torch.full((2,), 0.1, dtype=torch.float64)
-    point, p = trajectory(target, evaluated(target, start), momentum, size, metric, torch.tensor([6, 2]))
+    point, p = Leapfrog()(target, evaluated(target, start), momentum, size, metric, torch.tensor([6, 2]))
     assert torch.isnan(point.log_density[0])
     assert torch.isfinite(point.position[1]).all()
     assert torch.isfinite(p[1]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ __all__ = ["ChainSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainSettings:
+class ChainSettings(ABC):
     """How many chains, how long, and where they run.
 
     Args:
@@ -53,9 +54,10 @@ class ChainSettings:
         check_positive(temperature=self.temperature)
         check_executor(self.executor)
 
+    @abstractmethod
     def sampler(self) -> Sampler:
         """The kernel with these settings."""
-        raise NotImplementedError
+        ...
 
     def fit(
         self,

@@ -26,7 +26,7 @@ from ..model import Model, check_model
 from ..normalization import ShuffledPass, refreshed
 from ..posterior import Posterior
 from ..random import derive
-from ..sampling.sampler import Sampler
+from ..sampling.sample import ChainMethod
 from ..sampling.samples import Samples
 from . import resume
 from .chain_groups import Group, run_groups
@@ -50,27 +50,12 @@ _COPIES = 2  # of all draws that are alive at once: as chains, and as rows
 
 
 @runtime_checkable
-class ChainSource(Protocol):
-    """Settings of chains: ``HMC``, ``NUTS``, ``MCLMC``, ``SGHMC``."""
+class ChainSource(ChainMethod, Protocol):
+    """Settings of chains on a network: ``HMC``, ``NUTS``, ``MCLMC``, ``SGHMC``."""
 
     @property
     def chains(self) -> int:
         """How many, unless their starts are given."""
-        ...
-
-    @property
-    def warm_up(self) -> int:
-        """Steps that are not kept."""
-        ...
-
-    @property
-    def draws(self) -> int:
-        """Kept, of each chain."""
-        ...
-
-    @property
-    def thin(self) -> int:
-        """Steps between kept draws."""
         ...
 
     @property
@@ -86,10 +71,6 @@ class ChainSource(Protocol):
     @property
     def group(self) -> int | None:
         """Chains that advance as one batch."""
-        ...
-
-    def sampler(self) -> Sampler:
-        """The kernel."""
         ...
 
 

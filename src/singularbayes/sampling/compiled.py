@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from .leapfrog import leapfrog, trajectory
+from .leapfrog import Leapfrog, leapfrog
 from .mass import DiagonalMetric, UnitMetric
 from .metric import Metric
 from .sampler import Point, Target
@@ -55,7 +55,7 @@ def _columns(target: Target, chains: int) -> _Columns:
 
 @dataclass(frozen=True, eq=False)
 class CompiledLeapfrog:
-    """The integrator of :func:`~.leapfrog.trajectory` in compiled blocks.
+    """The integrator of :class:`~.leapfrog.Leapfrog` in compiled blocks.
 
     Where nothing can be compiled (no C++ compiler, an operation that cannot be traced, a target without such
     a form) it warns once, says why, and goes on without.
@@ -78,7 +78,7 @@ class CompiledLeapfrog:
         metric: Metric,
         steps: Int[Tensor, " C"],
     ) -> tuple[Point, Float[Tensor, "C d"]]:
-        """See :func:`~.leapfrog.trajectory`.
+        """See :class:`~.leapfrog.Leapfrog`.
 
         Raises:
             TypeError: a metric that is not diagonal.
@@ -95,7 +95,7 @@ class CompiledLeapfrog:
             known[key] = self._made(target, point, momentum, step_size, metric, inverse)
         call = known[key]
         if call is None:
-            return trajectory(target, point, momentum, step_size, metric, steps)
+            return Leapfrog()(target, point, momentum, step_size, metric, steps)
         moving = _as_columns(point.position, momentum, point.gradient)
         inverse, size = _as_columns(inverse, step_size.to(momentum.dtype).unsqueeze(1))
         value = point.log_density

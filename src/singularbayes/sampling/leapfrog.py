@@ -21,12 +21,12 @@ from torch import Tensor
 from .metric import Metric
 from .sampler import Point, Target
 
-__all__ = ["Integrator", "Leapfrog", "chosen", "evaluated", "leapfrog", "trajectory"]
+__all__ = ["Integrator", "Leapfrog", "chosen", "evaluated", "leapfrog"]
 
 
 @runtime_checkable
 class Integrator(Protocol):
-    """What moves chains along a trajectory; see :func:`trajectory`."""
+    """What moves chains along a trajectory; see :class:`Leapfrog`."""
 
     def __call__(
         self,
@@ -59,30 +59,6 @@ def leapfrog(
     return point, momentum + step / 2 * point.gradient
 
 
-def trajectory(
-    target: Target,
-    point: Point,
-    momentum: Float[Tensor, "C d"],
-    step_size: Float[Tensor, " C"],
-    metric: Metric,
-    steps: Int[Tensor, " C"],
-) -> tuple[Point, Float[Tensor, "C d"]]:
-    """``steps`` leapfrog steps, each chain as many as it has; those that are through wait where they are.
-
-    The target always sees all chains, since it may know which row is which.
-    """
-    least, most = int(steps.min()), int(steps.max())
-    for number in range(most):
-        ahead, pushed = leapfrog(target, point, momentum, step_size, metric)
-        if number < least:
-            point, momentum = ahead, pushed
-            continue
-        going = number < steps
-        point = chosen(going, ahead, point)
-        momentum = torch.where(going.unsqueeze(1), pushed, momentum)
-    return point, momentum
-
-
 def chosen(which: Tensor, first: Point, second: Point) -> Point:
     """``first`` of the chains in ``which``, ``second`` of the others."""
     rows = which.unsqueeze(1)
@@ -95,7 +71,7 @@ def chosen(which: Tensor, first: Point, second: Point) -> Point:
 
 @dataclass(frozen=True)
 class Leapfrog:
-    """:func:`trajectory` as an integrator."""
+    """The integrator as it stands; a class, since settings of a run are compared by how they print."""
 
     def __call__(
         self,
@@ -106,5 +82,17 @@ class Leapfrog:
         metric: Metric,
         steps: Int[Tensor, " C"],
     ) -> tuple[Point, Float[Tensor, "C d"]]:
-        """See :func:`trajectory`."""
-        return trajectory(target, point, momentum, step_size, metric, steps)
+        """``steps`` leapfrog steps, each chain as many as it has; those that are through wait where they are.
+
+        The target always sees all chains, since it may know which row is which.
+        """
+        least, most = int(steps.min()), int(steps.max())
+        for number in range(most):
+            ahead, pushed = leapfrog(target, point, momentum, step_size, metric)
+            if number < least:
+                point, momentum = ahead, pushed
+                continue
+            going = number < steps
+            point = chosen(going, ahead, point)
+            momentum = torch.where(going.unsqueeze(1), pushed, momentum)
+        return point, momentum

@@ -11,10 +11,12 @@ from rich.console import Console
 
 import singularbayes
 from singularbayes import KL
-from singularbayes.cli import _print_results, main, parse_overrides
+from singularbayes.cli import main, parse_overrides
 from singularbayes.metrics import Interval
 from singularbayes.recipes import ALL, run_recipe, summary
 from singularbayes.recipes.overrides import overridden
+from singularbayes.terminal import print_results
+from singularbayes.theory import certify
 
 # typer hands over a context of its own class; warnings of tiny fits are not what is tested here
 pytestmark = [
@@ -60,6 +62,7 @@ BAD = [
     (["report", "nowhere"], "nowhere holds no run"),
     (["diagnose", "nowhere"], "nowhere holds no run"),
     (["evaluate", "nowhere"], "nowhere holds no run"),
+    (["bound", "nowhere"], "nowhere holds no run"),
     (["walk"], "No such command"),
     (["run", "digitz"], "did you mean digits?"),
     (["run", "digits", "--epoch", "3"], "did you mean epochs?"),
@@ -104,7 +107,7 @@ def test_no_number_of_the_table_is_cut_on_a_narrow_terminal(task, columns, tmp_p
     )
     stream = io.StringIO()
     console = Console(file=stream, width=columns, force_terminal=True, color_system=None)
-    _print_results(console, folder)
+    print_results(console, folder)
     text = stream.getvalue()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
@@ -127,7 +130,7 @@ def test_a_share_over_several_seeds_never_prints_above_one(tmp_path):
         for seed, e in enumerate(shares)
     ]
     stream = io.StringIO()
-    _print_results(Console(file=stream, width=160, force_terminal=True), replace(once, runs=tuple(runs)))
+    print_results(Console(file=stream, width=160, force_terminal=True), replace(once, runs=tuple(runs)))
     assert "seeds: 2" in stream.getvalue()
     (accuracy,) = [c for c in summary(replace(once, runs=tuple(runs))).columns if c.head == "Accuracy"]
     assert accuracy.cells[0].interval.endswith("to 1.000")
@@ -238,3 +241,18 @@ def test_the_module_runs_as_a_program():
 def test_a_word_chooses_an_estimator():
     plan = ALL["digits"].plans["MeanField, low rank"]
     assert overridden(plan, {"kl": "bound", "schedule": "cosine"}).method.kl is KL.BOUND
+
+
+def test_bound_certifies_a_run_and_prints_a_saved_certificate(capsys, tmp_path):
+    folder = tmp_path / "run"
+    asked = ["run", "digits", "--method", "map", "--method", "low", "--epochs", "1", "--bootstrap", "0"]
+    assert call(capsys, *asked, "--out", str(folder))[0] == 0
+    code, out, _ = call(capsys, "bound", str(folder), "--draws", "16", "--subset", "50")
+    assert code == 0
+    assert "MAP, seed 0\nno certificate: a PAC-Bayes KL needs a posterior with a density" in out
+    assert "MeanField, low rank, seed 0\ncertified risk" in out
+    assert call(capsys, "bound", str(folder), "--delta", "2")[0] == 2
+    model = singularbayes.Model(torch.nn.Linear(2, 2), singularbayes.Categorical())
+    data = (torch.randn(20, 2), torch.arange(20) % 2)
+    certify(singularbayes.MeanField(epochs=1).fit(model, data), data, draws=16).save(tmp_path / "one")
+    assert "ZeroOne()" in call(capsys, "bound", str(tmp_path / "one"))[1]

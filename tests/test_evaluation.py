@@ -65,8 +65,10 @@ CLASS_METRICS = {
     "negative_log_likelihood",
     "brier",
     "expected_calibration_error",
+    "adaptive_calibration_error",
     "error_average_precision",
     "success_average_precision",
+    "selective_risk_area",
 }
 NUMBER_METRICS = {
     "rmse",
@@ -76,6 +78,7 @@ NUMBER_METRICS = {
     "interval_coverage",
     "interval_width",
     "regression_calibration_error",
+    "selective_risk_area",
 }
 EXPECTED = {"categorical": CLASS_METRICS, "bernoulli": CLASS_METRICS | {"auroc"}, "gaussian": NUMBER_METRICS}
 
@@ -284,7 +287,7 @@ def test_evaluating_twice_gives_the_same_numbers_and_leaves_global_generators_al
 def test_the_table_prints_prevalence_beside_ood_measures():
     table = _evaluated("categorical").table()
     assert list(table.columns) == ["set", "score", "measure", "value", "low", "high", "prevalence"]
-    assert len(table) == 2 * 6 + 2 * 6 * 4
+    assert len(table) == 2 * 8 + 2 * 6 * 4
     row = table[(table.set == "near") & (table.score == "entropy") & (table.measure == "auroc")].iloc[0]
     assert row.prevalence == 0.4
 
@@ -522,3 +525,27 @@ def test_every_resample_has_the_size_of_the_ood_set(task):
     counts = _counts(ood_strata_of(sets["test"], sets["near"], task))
     assert (counts[:, len(sets["test"].mean) :].sum(1) == len(sets["near"].mean)).all()
     assert np.array_equal(counts[:, : len(sets["test"].mean)], _counts(strata_of(sets["test"], task)))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_prediction_in_blocks_of_rows_changes_no_number(task, monkeypatch):
+    whole = _evaluated(task)
+    monkeypatch.setattr("singularbayes.evaluation.prediction.BLOCK_NUMBERS", 1)
+    monkeypatch.setattr("singularbayes.evaluation.prediction.LEAST_ROWS", 7)
+    rows: list[int] = []
+
+    class Counted(LinearPosterior):
+        def predict(self, x, draws=64, seed=0):
+            rows.append(len(x))
+            return super().predict(x, draws, seed)
+
+    posterior = Counted(task, outputs=3 if task == "categorical" else 1)
+    ood = {"near": _data(task, 80, 1, 1.5), "far/é": _data(task, 90, 2, 5.0)[0]}
+    blocks = evaluate(posterior, _data(task), ood=ood, bootstrap=50, draws=8, name="Linear")
+    assert max(rows) == 7
+    assert sum(rows) == 120 + 80 + 90
+    for name, arrays in whole.sets.items():  # another seed for every block would be other functions
+        for score, values in arrays.scores.items():
+            np.testing.assert_allclose(blocks.sets[name].scores[score], values, rtol=1e-9, atol=1e-13)
+    for key, cell in whole.metrics.items():
+        assert blocks.metrics[key].value == pytest.approx(cell.value, abs=1e-9)

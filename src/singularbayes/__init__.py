@@ -1,7 +1,8 @@
 """Bayesian neural networks that stay small and know when they do not know."""
 
-from . import chains, conformal, feature_scores, metrics, nn, scores, theory
+from . import acceptance, chains, conformal, feature_scores, kernels, metrics, nn, protocol, scores, theory
 from .calibration import IsotonicIntervals, Temperature, VectorScaling
+from .centred import Centred
 from .conformal import conformal_intervals, conformal_sets
 from .curvature import (
     DiagonalCurvature,
@@ -41,6 +42,7 @@ from .methods import (
     DirectionPrecision,
     EllipticalSlice,
     Equal,
+    ExactInference,
     Frozen,
     FullCovariance,
     GGNDirections,
@@ -58,10 +60,12 @@ from .methods import (
     Mixture,
     ModeCurve,
     NamedParameters,
+    PACBayes,
     Polychain,
     Precise,
     Pretrained,
     RandomDirections,
+    RandomFeatures,
     RandomProjection,
     RandomSelection,
     RankOne,
@@ -78,11 +82,22 @@ from .methods.training import Schedule, TrainingDiverged
 from .methods.variational_module import VariationalModule
 from .mixture_posterior import MixturePosterior
 from .model import Model
-from .moments import Exact, MeanFieldLink, Moments, MonteCarlo, Probit, moments
+from .moments import (
+    ClosedForm,
+    Delta,
+    Exact,
+    MeanFieldLink,
+    Moments,
+    MonteCarlo,
+    Probit,
+    Propagation,
+    moments,
+)
 from .nn import factorize, linearize, merge
 from .posterior import Posterior
 from .predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
+from .protocol import Protocol, severity_curve
 from .sampling import (
     ChainsStuck,
     ChainWarning,
@@ -118,8 +133,10 @@ __all__ = [
     "ByEvidence",
     "Categorical",
     "CategoricalPredictive",
+    "Centred",
     "ChainWarning",
     "ChainsStuck",
+    "ClosedForm",
     "Collection",
     "CurvePlane",
     "CurveProfile",
@@ -127,6 +144,7 @@ __all__ = [
     "Decaying",
     "DeepEnsemble",
     "DeepEnsembleMCMC",
+    "Delta",
     "Diagnosis",
     "DiagonalCurvature",
     "DiagonalMass",
@@ -135,6 +153,7 @@ __all__ = [
     "Equal",
     "Evaluation",
     "Exact",
+    "ExactInference",
     "Family",
     "Frozen",
     "FullCovariance",
@@ -171,13 +190,17 @@ __all__ = [
     "NamedParameters",
     "Normal",
     "OnlineMarginalLikelihood",
+    "PACBayes",
     "PerParameter",
     "Polychain",
     "Posterior",
     "Precise",
     "Pretrained",
     "Probit",
+    "Propagation",
+    "Protocol",
     "RandomDirections",
+    "RandomFeatures",
     "RandomProjection",
     "RandomSelection",
     "RankOne",
@@ -197,6 +220,7 @@ __all__ = [
     "Validation",
     "VariationalModule",
     "VectorScaling",
+    "acceptance",
     "chains",
     "conformal",
     "conformal_intervals",
@@ -205,13 +229,16 @@ __all__ = [
     "evaluate",
     "factorize",
     "feature_scores",
+    "kernels",
     "linearize",
     "load",
     "merge",
     "metrics",
     "moments",
     "nn",
+    "protocol",
     "sample",
     "scores",
+    "severity_curve",
     "theory",
 ]

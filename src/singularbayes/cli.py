@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer.core import TyperCommand
 
 app = typer.Typer(
@@ -34,6 +31,7 @@ Data = Annotated[Path | None, typer.Option(help="Folder with the recipe's data, 
 Seeds = Annotated[int, typer.Option(help="Number of seeds, from 0.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished jobs in --out and go on.")]
 Bootstrap = Annotated[int, typer.Option(help="Resamples of the 95% intervals.")]
+Results = Annotated[Path, typer.Argument(help="Folder of a run or an evaluation, or a .csv, .parquet, .npz.")]
 Jobs = Annotated[int, typer.Option(help="Fits at a time, each in a process of its own.")]
 
 
@@ -184,6 +182,7 @@ def _run(recipe: Any, out: Path, *, jobs: int = 1, **options: Any) -> None:
     import torch
 
     from .recipes import processes, run_recipe
+    from .terminal import print_results
 
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, got {jobs}")
@@ -199,7 +198,7 @@ def _run(recipe: Any, out: Path, *, jobs: int = 1, **options: Any) -> None:
             say=lambda text: console.print(f"  {text}", highlight=False),
             **options,
         )
-    _print_results(console, folder)
+    print_results(console, folder)
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
 
 
@@ -241,55 +240,14 @@ def parse_value(text: str) -> Any:
     return text
 
 
-_PIPE = 200  # columns of a table that does not go to a terminal
-
-
-def _print_results(console: Console, folder: Any) -> None:
-    """The report's main table, each value over its interval; more tables where one is too wide."""
-    from .recipes import summary
-
-    state = "calibrated on validation" if folder.recipe.calibrate else "uncalibrated"
-    seeds = len({run.seed for run in folder.runs})
-    console.print(f"\nTest set, {state}, seeds: {seeds}; each value over its 95% interval", highlight=False)
-    wide = console if console.is_terminal else Console(width=_PIPE)
-    numbers, *measures, seconds = summary(folder).columns
-    part: list[Any] = []
-    for column in (numbers, seconds, *measures):
-        if part and _width(_table(folder.names, [*part, column])) > wide.width:
-            wide.print(_table(folder.names, part))
-            part = []
-        part.append(column)
-    wide.print(_table(folder.names, part))
-
-
-def _width(table: Table) -> int:
-    return Console(width=10_000).measure(table).maximum
-
-
-def _table(names: Any, columns: Any) -> Table:
-    def folded(text: str, width: int) -> str:
-        return textwrap.fill(text, width, break_long_words=False)
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    table.add_column("method")
-    for column in columns:
-        group = column.group.replace(" against test", "") if column.group != "Test set" else ""
-        arrow = len(column.sub) == 1
-        lines = (group, f"{column.head} {column.sub}" if arrow else column.head, "" if arrow else column.sub)
-        table.add_column("\n".join(folded(line, 14) for line in lines if line), justify="right")
-    for row, name in enumerate(names):
-        cells = [column.cells[row] for column in columns]
-        texts = [Text(f"{c.text}\n{c.interval}".strip(), "bold" if c.best else "") for c in cells]
-        table.add_row(Text(folded(name, 12)), *texts)
-    return table
-
-
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of one evaluation.")], csv: bool = False
+    path: Results,
+    csv: bool = False,
+    bootstrap: Bootstrap = 1000,
 ) -> None:
-    """Print every measure of a finished run, or of one saved evaluation."""
-    for item in _evaluations(folder):
+    """Print every measure of a finished run, a saved evaluation, or any model's predictions in a file."""
+    for item in _evaluations(path, bootstrap):
         table = item.table()
         if csv:
             print(table.to_csv(index=False), end="")
@@ -299,21 +257,78 @@ def evaluate(
 
 
 @app.command()
-def diagnose(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of one evaluation.")]) -> None:
+def diagnose(path: Results, bootstrap: Bootstrap = 1000) -> None:
     """Criteria A (ranking), B (scale) and C (mass), in words."""
     from .diagnosis import diagnose as judge
 
-    for item in _evaluations(folder):
+    for item in _evaluations(path, bootstrap):
         print(f"\n{item.name}\n{judge(item).text()}")
 
 
-def _evaluations(folder: Path) -> list[Any]:
-    from .evaluation import Evaluation
+def _evaluations(folder: Path, bootstrap: int) -> list[Any]:
+    """What was saved in a folder, or what a file of predictions gives, with so many resamples."""
+    from .evaluation import Evaluation, evaluate_predictions
     from .recipes import ALL, open_folder
 
+    if folder.is_file():
+        return list(evaluate_predictions(folder, bootstrap).values())
     if (folder / "evaluation.json").is_file():
         return [Evaluation.load(folder)]
     return [run.evaluation for run in open_folder(folder, ALL).runs]
+
+
+@app.command()
+def ranks(
+    source: Annotated[Path, typer.Argument(help="Folder of a run or a saved posterior, or a checkpoint.")],
+    csv: bool = False,
+    figure: Annotated[Path | None, typer.Option(help="Write the singular values as a picture.")] = None,
+) -> None:
+    """Singular values of every weight matrix: what each rank would keep, and where it saves numbers."""
+    from .recipes import ALL, rank_lines
+
+    for line in rank_lines(source, ALL, csv, figure):
+        print(line)
+
+
+@app.command()
+def accept(
+    folder: Annotated[Path | None, typer.Argument(help="Folder of a run, or of one evaluation.")] = None,
+    require: Annotated[Path | None, typer.Option(help="TOML file of thresholds.")] = None,
+    card: Annotated[Path | None, typer.Option(help="Write a model card in Markdown there.")] = None,
+    method: Annotated[str | None, typer.Option(help="Only this method of a run; a part of its name.")] = None,
+    data: Data = None,
+    template: Annotated[bool, typer.Option("--template", help="Print a file to start from.")] = False,
+) -> None:
+    """Hold a model to a checklist: exit code 1 where an item fails or stays unmeasured."""
+    from .acceptance import TEMPLATE, Checklist
+    from .recipes import ALL, accept_folder
+
+    if template:
+        print(TEMPLATE, end="")
+        raise typer.Exit
+    if folder is None or require is None:
+        raise UsageError("accept needs FOLDER and --require FILE.toml; --template prints one to begin with")
+    found = accept_folder(folder, Checklist.read(require), ALL, method=method, data=data, card=card)
+    print("\n\n".join(acceptance.text() for acceptance in found))
+    if not all(acceptance.accepted for acceptance in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bound(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or one that holds a certificate.")],
+    data: Data = None,
+    delta: Annotated[float, typer.Option(help="Probability that a bound fails.")] = 0.025,
+    delta_draws: Annotated[float, typer.Option(help="Of the estimate from finitely many draws.")] = 0.01,
+    draws: Annotated[int, typer.Option(help="Draws of the weights.")] = 2000,
+    subset: Annotated[int, typer.Option(help="Training rows that each draw is judged on.")] = 500,
+    limit: Annotated[float | None, typer.Option(help="Of a regression: the error that costs 1.")] = None,
+) -> None:
+    """PAC-Bayes certificates of a run's posteriors, on its training data; or print a saved certificate."""
+    from .recipes import ALL, certificate_lines
+
+    for line in certificate_lines(folder, ALL, data, delta, delta_draws, draws, subset, limit):
+        print(line)
 
 
 @app.command()
@@ -330,7 +345,6 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], dat
 def recipes() -> None:
     """List the recipes and their methods."""
     import shutil
-    import textwrap
 
     from .recipes import ALL, slug
 

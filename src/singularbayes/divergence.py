@@ -2,7 +2,7 @@
 
 Three estimators, all summed over entries by the caller, in nats, in float32 or better:
 
-* *closed*: Normal and Laplace priors;
+* *closed*: Normal, Laplace and Centred priors;
 * *bound*: any prior; for the scale mixture
   ``KL(q || sum_k pi_k p_k) <= -log sum_k pi_k exp(-KL(q || p_k))``;
 * *Monte Carlo*: ``log q(w) - log p(w)`` at one draw, unbiased, any prior.
@@ -22,6 +22,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from .centred import Centred
 from .priors import Laplace, Normal, ScaleMixture, wide
 
 __all__ = [
@@ -62,7 +63,7 @@ class KL(StrEnum):
 
 def has_closed_form(prior: object) -> bool:
     """Whether the KL to this prior is known exactly."""
-    return isinstance(prior, Normal | Laplace)
+    return isinstance(prior, Normal | Laplace | Centred)
 
 
 def estimator_for(prior: object, kl: KL | None) -> KL:
@@ -103,7 +104,7 @@ def _expected_absolute(family: Family, mean: Tensor, scale: Tensor) -> tuple[Ten
     return (mean.abs() + scale * decay, mean.sign() * (1 - decay), decay * (1 + mean.abs() / scale))
 
 
-def closed(family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor) -> Tensor:
+def closed(family: Family, prior: Normal | Laplace | Centred, mean: Tensor, scale: Tensor) -> Tensor:
     """Exact KL of each entry.
 
     Example:
@@ -112,6 +113,9 @@ def closed(family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor)
         1.254437912
     """
     mean, scale = wide(mean), wide(scale)
+    if isinstance(prior, Centred):  # a KL is the same in units of the prior
+        mean, scale = prior.standardised(mean, scale)
+        prior = Normal(1.0)
     if isinstance(prior, Normal):
         second_moment = mean.square() + family.unit_variance * scale.square()
         cross = 0.5 * second_moment / prior.std**2 + math.log(prior.std) + 0.5 * math.log(2 * math.pi)
@@ -121,7 +125,7 @@ def closed(family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor)
 
 
 def closed_gradient(
-    family: Family, prior: Normal | Laplace, mean: Tensor, scale: Tensor
+    family: Family, prior: Normal | Laplace | Centred, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Derivatives of :func:`closed` for mean and scale."""
     by_mean, by_scale = cross_entropy_gradient(family, prior, mean, scale)
@@ -132,7 +136,9 @@ def _component_kls(family: Family, prior: ScaleMixture, mean: Tensor, scale: Ten
     return [closed(family, Normal(std), mean, scale) - log_weight for log_weight, std in prior.components]
 
 
-def bound(family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor) -> Tensor:
+def bound(
+    family: Family, prior: Normal | Laplace | ScaleMixture | Centred, mean: Tensor, scale: Tensor
+) -> Tensor:
     """Upper bound of each entry's KL; the KL itself where it has a closed form."""
     if not isinstance(prior, ScaleMixture):
         return closed(family, prior, mean, scale)
@@ -141,7 +147,7 @@ def bound(family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, 
 
 
 def bound_gradient(
-    family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
+    family: Family, prior: Normal | Laplace | ScaleMixture | Centred, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Derivatives of :func:`bound` for mean and scale."""
     by_mean, by_scale = cross_entropy_gradient(family, prior, mean, scale)
@@ -149,7 +155,7 @@ def bound_gradient(
 
 
 def cross_entropy(
-    family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
+    family: Family, prior: Normal | Laplace | ScaleMixture | Centred, mean: Tensor, scale: Tensor
 ) -> Tensor:
     """``-E_q log p`` of each entry: :func:`bound` without the entropy of ``q``, an upper bound as it is.
 
@@ -159,7 +165,7 @@ def cross_entropy(
 
 
 def cross_entropy_gradient(
-    family: Family, prior: Normal | Laplace | ScaleMixture, mean: Tensor, scale: Tensor
+    family: Family, prior: Normal | Laplace | ScaleMixture | Centred, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Derivatives of :func:`cross_entropy` for mean and scale.
 
@@ -171,6 +177,10 @@ def cross_entropy_gradient(
     if isinstance(prior, Normal):
         precision = prior.std**-2
         return mean * precision, scale * (family.unit_variance * precision)
+    if isinstance(prior, Centred):
+        centre, width = prior.standardised(mean, scale)
+        unit = prior.standardised(mean, torch.ones_like(scale))[1]
+        return centre * unit, width * unit * family.unit_variance
     if isinstance(prior, Laplace):
         _, by_mean, by_scale = _expected_absolute(family, mean, scale)
         return by_mean / prior.scale, by_scale / prior.scale

@@ -10,14 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .centred import Centred
 from .functions import call
 from .likelihoods import Likelihood
-from .parameters import Layout, Patterns, match_names
+from .parameters import Layout, Patterns, Slot, match_names
 from .priors import Laplace, Normal, PerParameter, ScaleMixture
+from .provenance import DataSketch
 
-__all__ = ["BlockPrior", "Model", "check_model"]
+__all__ = ["BlockPrior", "Model", "check_model", "part_of"]
 
-BlockPrior = Normal | Laplace | ScaleMixture
+BlockPrior = Normal | Laplace | ScaleMixture | Centred
+
+
+def part_of(prior: BlockPrior, entries: slice | Tensor) -> BlockPrior:
+    """The prior of some entries of a block: itself, unless it has numbers of its own for every entry."""
+    return prior.part(entries) if isinstance(prior, Centred) else prior
 
 
 class Model:
@@ -27,7 +34,8 @@ class Model:
         network: any ``nn.Module`` that returns one tensor (or ``.logits``); it is the start of training.
         likelihood: ``Categorical()``, ``Bernoulli()``, ``Gaussian()``, ``HeteroscedasticGaussian()``, or your
             own.
-        prior: on every Bayesian parameter; ``PerParameter`` chooses by name.
+        prior: on every Bayesian parameter; ``PerParameter`` chooses by name, ``Centred`` has numbers of its
+            own for every weight.
         bayesian: name patterns of the parameters that are believed about; all others stay as they are, as do
             all with ``requires_grad=False``.
         deterministic: patterns, among those, that are trained as point estimates (e.g. ``"*bias"``).
@@ -60,8 +68,8 @@ class Model:
         self.prior: BlockPrior | PerParameter = Normal() if prior is None else prior
         if isinstance(self.prior, type) or not isinstance(self.prior, BlockPrior | PerParameter):
             raise TypeError(
-                f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture() or PerParameter(...), "
-                f"got {self.prior!r}"
+                f"prior must be Normal(1.0), Laplace(1.0), ScaleMixture(), Centred(...) or "
+                f"PerParameter(...), got {self.prior!r}"
             )
         self.layout = Layout.of(
             network,
@@ -74,6 +82,8 @@ class Model:
         parameter = next(p for p in network.parameters() if p.requires_grad)
         self.dtype, self.device = parameter.dtype, parameter.device
         self.prior_blocks = tuple(self._blocks())
+        #: Of data that the network, as the start of training, was fitted to before; see ``started_at``.
+        self.seen: DataSketch | None = None
 
     def __repr__(self) -> str:
         layout, total = self.layout, sum(p.numel() for p in self.network.parameters())
@@ -104,6 +114,14 @@ class Model:
     def _blocks(self) -> Iterator[tuple[slice, BlockPrior]]:
         """Contiguous stretches of the belief with one prior each."""
         slots = self.layout.of_kind("belief")
+        if isinstance(self.prior, Centred):
+            if len(self.prior.mean) != self.layout.belief:
+                raise ValueError(
+                    f"the prior is centred at {len(self.prior.mean)} weights and the model believes in "
+                    f"{self.layout.belief}; centre it at a posterior of the same network and patterns"
+                )
+            yield slice(0, self.layout.belief), self.prior
+            return
         chosen = self._chosen([slot.aliases for slot in slots])
         start, current = 0, None
         for slot in slots:
@@ -118,6 +136,7 @@ class Model:
     def _chosen(self, names: list[tuple[str, ...]]) -> dict[str, BlockPrior]:
         """The prior of every believed parameter, by first name."""
         if not isinstance(self.prior, PerParameter):
+            assert not isinstance(self.prior, Centred)  # noqa: S101 - a prior of the whole belief
             return dict.fromkeys((aliases[0] for aliases in names), self.prior)
         chosen: dict[str, BlockPrior] = {}
         for pattern, prior in self.prior.priors.items():
@@ -129,6 +148,18 @@ class Model:
                     f"no prior for parameter {aliases[0]}; add a pattern that matches it, or '*' at the end"
                 )
         return chosen
+
+    def prior_of(self, slot: Slot) -> BlockPrior:
+        """The prior of one believed tensor."""
+        block, prior = next(pair for pair in self.prior_blocks if pair[0].start <= slot.start < pair[0].stop)
+        return part_of(prior, slice(slot.start - block.start, slot.stop - block.start))
+
+    def describe_prior(self) -> list[dict[str, Any]]:
+        """The prior block by block in plain types, for a posterior's ``info``."""
+        return [
+            {"start": block.start, "stop": block.stop, "kind": type(prior).__name__, **prior.to_dict()}
+            for block, prior in self.prior_blocks
+        ]
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Log prior density of rows ``(..., D)``, summed over the believed entries, in nats."""
@@ -176,6 +207,10 @@ class Model:
         layout.write(started.network, row)
         numbers = layout.likelihood_views(row)
         started.likelihood = self.likelihood.started_at(numbers) if numbers else self.likelihood
+        known = posterior.info.get("data")
+        if known:
+            seen = DataSketch.from_dict(known)
+            started.seen = seen if self.seen is None else self.seen.joined(seen)
         return started
 
     def copy_network(self) -> nn.Module:

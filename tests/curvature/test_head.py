@@ -166,3 +166,38 @@ def test_a_newton_step_never_raises_the_objective():
         of.newton()
         values.append(of.objective())
     assert values == sorted(values, reverse=True)
+
+
+def test_newton_and_lbfgs_reach_the_mode_of_classes_that_newton_alone_is_slow_to_reach():
+    own, other = head(3), head(3)
+    for each in (own, other):
+        each.weight.zero_()
+    of, slow = (posterior(each, sb.Categorical(), LABELS, precision=0.05) for each in (own, other))
+    assert of.to_mode(100)
+    assert of.precisions()[1].abs().max() < 1e-4
+    for _ in range(5):
+        slow.newton()
+    assert slow.precisions()[1].abs().max() > 1e-2  # the blocks leave out what lies between classes
+    assert not posterior(head(3), sb.Categorical(), LABELS, precision=0.05).to_mode(1)
+
+
+def test_the_log_evidence_of_gaussian_labels_is_their_density_under_the_prior():
+    own = head(2)
+    of = posterior(own, sb.Gaussian(noise=NOISE), Y)
+    assert of.to_mode(1)
+    phi = own.phi(X)
+    covariance = phi @ phi.T / 2.5 + NOISE**2 * torch.eye(40, dtype=DOUBLE)
+    density = torch.distributions.MultivariateNormal(torch.zeros(40, dtype=DOUBLE), covariance)
+    exact = density.log_prob(Y.T).sum().item()
+    assert abs(of.log_evidence() - exact) < 1e-8
+    once = density.log_prob(Y[:, 0]).item()
+    assert abs(of.log_evidence() - once) > 1  # both outputs count
+
+
+def test_the_log_evidence_of_classes_is_laplaces_at_the_mode():
+    own = head(3)
+    of = posterior(own, sb.Categorical(), LABELS)
+    assert of.to_mode(200)
+    determinants = torch.logdet(dense_precisions(own, sb.Categorical(), nn.Sequential(own)))
+    exact = 0.5 * (3 * 12 * math.log(2.5) - determinants.sum().item()) - of.objective()
+    assert abs(of.log_evidence() - exact) < 1e-7

@@ -80,6 +80,7 @@ def test_other_replicates_equal_brute_force():
         metrics.fpr_at_tpr,
         metrics.error_average_precision,
         metrics.success_average_precision,
+        metrics.selective_risk_area,
     ],
 )
 def test_the_fast_form_of_a_metric_gives_the_interval_of_the_slow_one(metric):
@@ -98,6 +99,7 @@ def test_the_fast_form_of_a_metric_gives_the_interval_of_the_slow_one(metric):
         metrics.brier,
         metrics.negative_log_likelihood,
         metrics.expected_calibration_error,
+        metrics.adaptive_calibration_error,
     ],
 )
 def test_the_fast_form_of_a_probability_metric_gives_the_interval_of_the_slow_one(metric):

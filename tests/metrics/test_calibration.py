@@ -122,3 +122,44 @@ def test_class_one_is_predicted_above_a_half_alone():
     assert metrics.accuracy([0.5], [0]) == 1.0
     assert metrics.accuracy([np.nextafter(0.5, 1)], [1]) == 1.0
     assert metrics.bootstrap_interval(metrics.accuracy, [0.5, 0.5], [1, 1], replicates=5).value == 0.0
+
+
+def _equal_mass(confidence, outcome, bins):
+    """Slow and right: every row cut into `bins` pieces, so that bins of equal mass are whole pieces."""
+    gap = np.array([np.mean((confidence - outcome)[confidence == c]) for c in confidence])
+    pieces = np.repeat(gap[np.argsort(confidence, kind="stable")], bins).reshape(bins, -1)
+    return float(np.abs(pieces.mean(1)).mean())
+
+
+@pytest.mark.parametrize("rows", [7, 60, 601])
+def test_adaptive_calibration_error_holds_equally_many_rows_in_every_bin(rows):
+    rng = np.random.default_rng(rows)
+    probs = rng.dirichlet([8, 1, 0.2], size=rows)  # badly scaled: most confidences lie close to 1
+    probs[: rows // 3] = probs[0]  # and many are equal
+    labels = rng.integers(3, size=rows)
+    confidence, right = probs.max(1), (probs.argmax(1) == labels).astype(float)
+    expected = _equal_mass(confidence, right, 15)
+    assert metrics.adaptive_calibration_error(probs, labels) == pytest.approx(expected, abs=1e-12)
+    binary = metrics.adaptive_calibration_error(probs[:, 0], labels > 0, bins=4)
+    assert binary == pytest.approx(_equal_mass(probs[:, 0], labels > 0, 4), abs=1e-12)
+
+
+def test_adaptive_calibration_error_sees_what_one_wide_bin_averages_away():
+    # all confidences lie in one of 15 equal bins: half too high by .03, half too low by .03
+    confidence = np.repeat([0.94, 0.999], 1000)
+    labels = np.concatenate([np.arange(1000) < 970, np.arange(1000) < 969]).astype(int)
+    assert metrics.expected_calibration_error(confidence, labels) == pytest.approx(0, abs=1e-12)
+    assert metrics.adaptive_calibration_error(confidence, labels, bins=2) == pytest.approx(0.03, abs=1e-12)
+
+
+def test_adaptive_calibration_error_does_not_depend_on_the_order_of_tied_rows():
+    # edges that fall among tied rows: the order of the file would move the value between .05 and .4
+    confidence, labels = np.full(20, 0.75), np.arange(20) < 14
+    assert metrics.adaptive_calibration_error(confidence, labels, bins=2) == pytest.approx(0.05, abs=1e-12)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    assert metrics.adaptive_calibration_error(confidence, shuffled, bins=2) == pytest.approx(0.05, abs=1e-12)
+
+
+def test_adaptive_calibration_error_needs_a_bin():
+    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+        metrics.adaptive_calibration_error([0.5], [1], bins=0)

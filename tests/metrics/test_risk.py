@@ -47,3 +47,22 @@ def test_selective_risk_does_not_depend_on_the_order_of_tied_rows():
     backward = metrics.selective_risk(uncertainty[::-1], loss[::-1])
     np.testing.assert_array_equal(forward.risk, backward.risk)
     assert forward.risk.tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("rows", [1, 9, 400])
+def test_the_area_is_the_mean_of_the_curve_with_tied_rows_at_their_mean_loss(rows):
+    rng = np.random.default_rng(rows)
+    uncertainty = np.round(rng.gamma(0.3, size=rows), 1)  # badly scaled, many ties at 0
+    loss = 1000 * rng.random(rows) ** 4
+    order = np.argsort(uncertainty, kind="stable")
+    tied = np.array([loss[uncertainty == u].mean() for u in uncertainty])[order]
+    curve = [tied[: k + 1].mean() for k in range(rows)]
+    assert metrics.selective_risk_area(uncertainty, loss) == pytest.approx(np.mean(curve), rel=1e-12)
+    found = metrics.selective_risk(uncertainty, loss) if np.ptp(uncertainty) else None
+    assert found is None or found.area == pytest.approx(found.risk.mean(), rel=1e-12)
+
+
+def test_a_good_order_has_the_smaller_area_and_the_reverse_order_the_larger():
+    loss = np.arange(50) >= 40
+    up, down = (metrics.selective_risk_area(sign * np.arange(50.0), loss) for sign in (1, -1))
+    assert up < loss.mean() < down

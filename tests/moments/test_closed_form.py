@@ -221,19 +221,41 @@ def test_an_atom_has_no_covariance():
 
 def test_what_has_no_closed_form_is_refused_by_name():
     with pytest.raises(ValueError, match=r"not affine in 0\.weight, 0\.bias, \.\.\..*sb\.linearize"):
-        sb.moments(of(mlp(), "diagonal"), X)
+        sb.moments(of(mlp(), "diagonal"), X, sb.ClosedForm())
+    factors = nn.Sequential(nn.Tanh(), sb.nn.LowRankLinear(2, 3, 1, bias=False))
     with pytest.raises(ValueError, match=r"not affine in 1\.A, 1\.B"):
-        sb.moments(of(nn.Sequential(nn.Tanh(), sb.nn.LowRankLinear(2, 3, 1, bias=False)), "low rank"), X)
+        sb.moments(of(factors, "low rank"), X, sb.ClosedForm())
     posterior = of(mlp(), "diagonal", bayesian="3.*")
     mean, std = posterior.distribution.mean, posterior.distribution.std
-    for distribution in (
-        DiagonalLaplace(mean, std),
-        StoredDraws(mean.repeat(2, 1)),
-        MixtureDistribution((posterior.distribution, posterior.distribution)),
+    for distribution, methods in (
+        (DiagonalLaplace(mean, std), (sb.ClosedForm(), sb.Delta())),
+        (StoredDraws(mean.repeat(2, 1)), (sb.ClosedForm(), sb.Delta(), sb.Propagation(), None)),
+        (MixtureDistribution((posterior.distribution, posterior.distribution)), (sb.Propagation(), None)),
+        (KINDS["low rank"](mean, posterior.layout.belief), (sb.Propagation(),)),
     ):
         other = Posterior(posterior.network, distribution, posterior.likelihood, posterior.layout, {})
-        with pytest.raises(TypeError, match=rf"kind {distribution.kind}; posterior\.predict"):
-            sb.moments(other, X)
+        for method in methods:
+            with pytest.raises(TypeError, match=rf"(?s)the kind {distribution.kind}; posterior\.predict"):
+                sb.moments(other, X, method)
+
+
+@each_kind
+def test_the_delta_method_has_the_dense_jacobian_of_any_network(kind):
+    posterior = of(mlp(), kind)
+    moments = sb.moments(posterior, X, sb.Delta())
+    mean, covariance = dense_moments(posterior, X)
+    assert torch.allclose(moments.mean, mean, atol=1e-10)
+    assert torch.allclose(moments.covariance, covariance, atol=1e-9)
+    assert moments.info == {"method": "Delta", "exact": False}
+
+
+def test_weights_that_are_not_independent_go_to_the_delta_method_and_say_so():
+    moments = sb.moments(of(mlp(), "low rank"), X)
+    assert moments.info["method"] == "Delta"
+    assert "low_rank_gaussian, whose weights are not independent" in moments.info["reason"]
+    assert sb.moments(of(sb.linearize(mlp()), "low rank"), X).info == {"method": "ClosedForm", "exact": True}
+    with pytest.raises(ValueError, match=r"linearised already: ClosedForm\(\)"):
+        sb.moments(of(sb.linearize(mlp()), "low rank"), X, sb.Delta())
 
 
 def test_a_parameter_that_was_frozen_when_the_network_was_linearised_is_named():

@@ -80,3 +80,15 @@ def test_features_keep_their_digits_under_autocast():
 def test_bad_sizes_are_named(sizes, message):
     with pytest.raises(ValueError, match=message):
         RandomFeatureHead(*sizes)
+
+
+def test_another_length_scale_keeps_the_features_in_its_units():
+    torch.manual_seed(0)
+    head, h = RandomFeatureHead(3, 2, features=50, length_scale=2.0), torch.randn(5, 3)
+    other = head.at_length_scale(0.5)
+    assert torch.allclose(other.phi(h / 4), head.phi(h), atol=1e-6)
+    assert not torch.allclose(other.phi(h), head.phi(h), atol=1e-2)
+    assert (head.length_scale, other.length_scale) == (2.0, 0.5)
+    assert torch.equal(other.weight, head.weight)
+    with pytest.raises(ValueError, match="length_scale must be positive"):
+        head.at_length_scale(0.0)

@@ -13,6 +13,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from .expansion import finite
 __all__ = ["HeadPosterior"]
 
 _HALVINGS = 5
+_SETTLED, _NEAR = 1e-6, 1e-4  # slopes in units in which the curvature is 1: half a square is nats to the mode
+_ROUND = 25
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class HeadPosterior:
         outputs, features = weight.shape
         total = weight.new_zeros(1, features, features)
         gradient = self.precision * weight
-        for phi, slopes, measured in self._derivatives():
+        for phi, _, slopes, measured in self._derivatives():
             curvatures = measured if weighted else torch.full_like(measured, 1 / self.temperature)
             if len(total) == 1 and bool((curvatures != curvatures[:, :1]).any()):
                 total = total.repeat(outputs, 1, 1)
@@ -87,16 +90,86 @@ class HeadPosterior:
             total += nll.double().sum().item() / self.temperature
         return total
 
-    def newton(self) -> None:
-        """Move the head's weights by a Newton step, as far as the objective falls."""
+    def to_mode(self, steps: int) -> bool:
+        """Newton steps, each followed by L-BFGS in units in which ``Lambda`` is 1; whether it is at the mode.
+
+        The blocks of ``Lambda`` leave out what lies between classes, so that Newton steps alone come close
+        slowly.
+
+        Args:
+            steps: of L-BFGS, at most; rounds of 25.
+        """
+        for done in range(0, steps, _ROUND):
+            lower = self.newton()
+            if self._descend(min(_ROUND, steps - done), lower) < _NEAR:
+                return True
+        return False
+
+    def _descend(self, steps: int, lower: Tensor) -> float:
+        """The largest slope that is left; Gaussian labels, whose ``Lambda`` does not change, need no step."""
+        start = self.head.weight.detach().double().clone()
+        point = torch.zeros_like(start)
+
+        def closure() -> float:
+            shift = torch.linalg.solve_triangular(lower.mT, point.unsqueeze(-1), upper=True).squeeze(-1)
+            self._write(start + shift)
+            value, slope = self._objective_and_slope()
+            point.grad = torch.linalg.solve_triangular(lower, slope.unsqueeze(-1), upper=False).squeeze(-1)
+            return value
+
+        search = torch.optim.LBFGS(
+            [point],
+            max_iter=steps,
+            tolerance_grad=_SETTLED,
+            tolerance_change=0,
+            line_search_fn="strong_wolfe",
+        )
+        search.step(closure)
+        closure()  # where it ended, which need not be where it looked last
+        assert point.grad is not None  # noqa: S101 - closure() wrote it
+        return point.grad.abs().max().item()
+
+    def _objective_and_slope(self) -> tuple[float, Tensor]:
+        weight = self.head.weight.detach().double()
+        value, gradient = 0.5 * self.precision * weight.square().sum().item(), self.precision * weight
+        for phi, nll, slopes, _ in self._derivatives(curved=False):
+            value += nll
+            gradient = gradient + slopes.T @ phi
+        return value, gradient
+
+    def log_evidence(self) -> float:
+        """``log p(D | kernel)`` by Laplace's formula at the head's present weights, in nats.
+
+            ll / T - s/2 |beta|^2 + 1/2 sum_k (m log s - log det Lambda_k)
+
+        Exact for Gaussian labels at the mode; for classes without what lies between them. At another
+        temperature than 1 it is the tempered evidence, which is no density of the labels.
+
+        References:
+            MacKay 1992, "Bayesian interpolation", eq. 4.9. Rasmussen and Williams 2006, eq. 3.32.
+        """
+        lower = self._lower(self.precisions()[0])[0]
+        outputs, features = self.head.weight.shape
+        determinants = 2 * lower.diagonal(dim1=1, dim2=2).log().sum(1)  # one for all outputs, or each its own
+        bent = determinants.sum().item() * (outputs if len(lower) == 1 else 1)
+        return 0.5 * (outputs * features * math.log(self.precision) - bent) - self.objective()
+
+    def newton(self) -> Float[Tensor, "c m m"]:
+        """Move the head's weights by a Newton step, as far as the objective falls.
+
+        Returns:
+            Cholesky factors of ``Lambda`` where the step began.
+        """
         precisions, gradient = self.precisions()
-        step = torch.cholesky_solve(gradient.unsqueeze(-1), self._lower(precisions)[0]).squeeze(-1)
+        lower = self._lower(precisions)[0]
+        step = torch.cholesky_solve(gradient.unsqueeze(-1), lower).squeeze(-1)
         start, before = self.head.weight.detach().clone(), self.objective()
         for halving in range(_HALVINGS):
             self._write(start.double() - 0.5**halving * step)
             if self.objective() <= before:
-                return
+                return lower
         self._write(start)
+        return lower
 
     def roots(self, *, weighted: bool = True) -> tuple[Float[Tensor, "c m m"], float]:
         """``R`` with ``R R^T = Lambda^-1`` for each output, or one for all; the jitter that ``Lambda`` took.
@@ -117,8 +190,11 @@ class HeadPosterior:
     def _write(self, weight: Tensor) -> None:
         self.head.weight.copy_(weight)
 
-    def _derivatives(self) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        """Features, and first and second derivatives of the NLL in each output of the head, over ``T``."""
+    def _derivatives(self, *, curved: bool = True) -> Iterable[tuple[Tensor, float, Tensor, Tensor]]:
+        """Features, the NLL, its first and second derivatives in each output of the head, over ``T``.
+
+        Second derivatives are 0 where ``curved`` is false.
+        """
         seen: list[tuple[Tensor, Tensor]] = []
 
         def catch(_head: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -135,10 +211,11 @@ class HeadPosterior:
                     labels = self.likelihood.labels(outputs.shape, y)
                     ((inputs, point),) = seen
                     nll = -self.likelihood.log_prob(outputs, labels, self.numbers).sum()
-                    slopes = torch.autograd.grad(nll, point, create_graph=True)[0]
+                    slopes = torch.autograd.grad(nll, point, create_graph=curved)[0]
                     curvatures = [self._curvature(slopes, point, k) for k in range(point.shape[1])]
                     yield (
                         self.head.phi(inputs).double(),  # rounded sums of products would not be definite
+                        nll.item() / self.temperature,
                         slopes.detach().double() / self.temperature,
                         torch.stack(curvatures, 1).double().clamp_min(0) / self.temperature,
                     )

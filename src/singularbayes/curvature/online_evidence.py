@@ -35,8 +35,7 @@ def with_precision(model: Model, slots: tuple[Slot, ...], precision: Tensor) -> 
     given = {slot.name: Normal(float(value) ** -0.5) for slot, value in zip(slots, precision, strict=True)}
     priors = {}
     for slot in model.layout.of_kind("belief"):
-        old = next(prior for block, prior in model.prior_blocks if block.start <= slot.start < block.stop)
-        priors[slot.name] = given.get(slot.name, old)
+        priors[slot.name] = given.get(slot.name, model.prior_of(slot))
     changed = copy.copy(model)
     changed.prior = PerParameter(priors)
     changed.prior_blocks = tuple(

@@ -14,12 +14,14 @@ import numpy as np
 
 from .. import scores as scores_module
 from ..metrics.bootstrap import check_count
+from ..metrics.inputs import Floats
 from .data import Reader, checked
 from .measures import OOD_MEASURES, measure_ood, measure_set, paired_difference
 from .prediction import check_extra_scores, predict_set
+from .predictions import evaluate_predictions
 from .record import Evaluation, SetArrays
 
-__all__ = ["OOD_MEASURES", "Evaluation", "SetArrays", "evaluate", "paired_difference"]
+__all__ = ["OOD_MEASURES", "Evaluation", "SetArrays", "evaluate", "evaluate_predictions", "paired_difference"]
 
 
 def evaluate(
@@ -72,7 +74,10 @@ def evaluate(
             raise ValueError(f"an OOD set is named {key!r}; expected a name other than 'test'")
         data[key] = checked(key, value, task, reader)
 
-    sets = {key: predict_set(key, item, posterior, task, draws, seed, scores) for key, item in data.items()}
+    width = _width(task, data["test"].labels)
+    sets = {
+        key: predict_set(key, item, posterior, task, draws, seed, scores, width) for key, item in data.items()
+    }
     info = {k: _scalar(v) for k, v in dict(getattr(posterior, "info", None) or {}).items() if _is_plain(v)}
     outside = [key for key in sets if key != "test"]
     rows = {key: len(arrays.mean) for key, arrays in sets.items()}
@@ -104,6 +109,13 @@ def _task_of(posterior: Any) -> str:
         )
     scores_module.for_task(task)
     return task
+
+
+def _width(task: str, labels: Floats) -> int:
+    """Numbers that one draw predicts for one row, as far as the labels tell."""
+    if task == "gaussian":
+        return max(1, labels.size // len(labels))
+    return max(2, int(labels.max()) + 1)
 
 
 def _is_plain(value: Any) -> bool:

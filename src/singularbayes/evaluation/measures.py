@@ -8,12 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import scores as scores_module
 from ..metrics import Interval, calibration, ranking, regression, risk
 from ..metrics.bootstrap import bootstrap_replicates, check_count, percentile_interval
 from ..metrics.inputs import Floats
 from ..metrics.weighted import Counts, Statistic, mean_of
-from .record import Evaluation, SetArrays
+from .record import Evaluation, SetArrays, main_score
 
 OOD_MEASURES = ("auroc", "average_precision_out", "average_precision_in", "fpr95")
 _WHY_UNDEFINED = {
@@ -27,19 +26,23 @@ def statistics_of(arrays: SetArrays, task: str) -> dict[str, Statistic]:
     """The weighted forms of every metric of a labelled set; each gives one or more named values."""
     if arrays.labels is None or arrays.error is None:
         raise ValueError("the set has no labels, so its metrics cannot be computed; evaluate it with (X, y)")
+    uncertainty = arrays.scores[main_score(arrays.scores, task)]
     if task == "gaussian":
         columns = {key: values for key, values in arrays.rows.items() if key != "cdf"}
         return {
             "rows": _number_metrics(columns),
             "quantiles": regression.calibration_error_of(arrays.rows["cdf"]),
+            "selection": risk.risk_area_of(uncertainty, arrays.error),
         }
-    labels = arrays.labels.astype(np.int64)
-    uncertainty, wrong = arrays.scores[scores_module.default(task)], arrays.error == 1
+    labels, wrong = arrays.labels.astype(np.int64), arrays.error == 1
+    stated = calibration.confidence_of(arrays.mean, labels)
     statistics = {
         "rows": mean_of(arrays.rows),
-        "bins": calibration.calibration_error_of(*calibration.confidence_of(arrays.mean, labels)),
+        "bins": calibration.calibration_error_of(*stated),
+        "adaptive": calibration.adaptive_error_of(*stated),
         "errors": risk.error_precision_of(uncertainty, wrong),
         "successes": risk.success_precision_of(uncertainty, wrong),
+        "selection": risk.risk_area_of(uncertainty, arrays.error),
     }
     if task == "bernoulli":
         statistics["labels"] = ranking.auroc_of(arrays.mean, labels == 1)

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +86,9 @@ class Evaluation:
 
     @property
     def score(self) -> str:
-        """The score that the task's results are stated with."""
-        return scores_module.default(self.task)
+        """The score that results are stated with: the task's default, or the first that there is."""
+        known = self.sets["test"].scores if "test" in self.sets else next(iter(self.ood.values()), {})
+        return main_score(known, self.task)
 
     def __repr__(self) -> str:
         """Name, task, sets with their rows and the main numbers; never arrays."""
@@ -201,6 +202,12 @@ class Evaluation:
         except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{folder / 'arrays.npz'} is damaged ({error}); evaluate again") from None
         return replace(found, sets=sets)
+
+
+def main_score(known: Iterable[str], task: str) -> str:
+    """The first of the task's scores that is known: without draws there is no mutual information."""
+    names, known = list(scores_module.for_task(task)), list(known)
+    return next((name for name in names if name in known), names[0])
 
 
 def _short(interval: Interval) -> str:

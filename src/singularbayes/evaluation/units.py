@@ -20,7 +20,7 @@ __all__ = ["in_units"]
 
 Value = TypeVar("Value", float, Floats)
 
-_LENGTHS = ("rmse", "mae", "crps", "interval_width")
+_LENGTHS = ("rmse", "mae", "crps", "interval_width", "selective_risk_area")
 _LOGS = ("negative_log_likelihood", "entropy")
 _SQUARES = ("squared_error", "epistemic_variance", "total_variance")
 

@@ -10,6 +10,7 @@ from .deep_ensemble import DeepEnsemble
 from .deep_ensemble_mcmc import DeepEnsembleMCMC
 from .direction_precision import DirectionPrecision, GGNDirections, RandomDirections
 from .elliptical_slice import EllipticalSlice
+from .exact_inference import ExactInference
 from .hmc import HMC
 from .hybrid_hmc import HybridHMC
 from .ivon import IVON
@@ -22,8 +23,10 @@ from .mixture import Mixture
 from .mixture_weights import ByEvidence, Equal, Given, Stacked
 from .mode_curve import ModeCurve
 from .nuts import NUTS
+from .pac_bayes import PACBayes
 from .precise import Precise
 from .pretrained import Pretrained
+from .random_features import RandomFeatures
 from .rank_one import RankOne
 from .rest import Frozen, Redrawn, SpreadAdded
 from .selection import (
@@ -54,11 +57,13 @@ ALL = (
     StructuredVI,
     RankOne,
     IVON,
+    PACBayes,
     Precise,
     DirectionPrecision,
     SWAG,
     LaplaceApproximation,
     SNGP,
+    RandomFeatures,
     Mixture,
     ModeCurve,
     Subspace,
@@ -95,6 +100,7 @@ __all__ = [
     "DirectionPrecision",
     "EllipticalSlice",
     "Equal",
+    "ExactInference",
     "Frozen",
     "FullCovariance",
     "GGNDirections",
@@ -112,10 +118,12 @@ __all__ = [
     "Mixture",
     "ModeCurve",
     "NamedParameters",
+    "PACBayes",
     "Polychain",
     "Precise",
     "Pretrained",
     "RandomDirections",
+    "RandomFeatures",
     "RandomProjection",
     "RandomSelection",
     "RankOne",

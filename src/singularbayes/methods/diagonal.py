@@ -24,7 +24,7 @@ from torch import Tensor
 from ..distributions import DiagonalGaussian, DiagonalLaplace, positive, standard_laplace_
 from ..divergence import KL, Family, bound_gradient, log_density
 from ..divergence import bound as kl_bound
-from ..model import BlockPrior, Model
+from ..model import BlockPrior, Model, part_of
 from ..parameters import Slot
 from ..priors import ScaleMixture
 from .learner import Bound, adam
@@ -231,7 +231,8 @@ class MeanFieldLearner:
                 part = slice(first, min(first + _CHUNK, stop))
                 if not isinstance(stretch.special, LocalLayer):  # which has left the gradient for sigma there
                     self._by_sigma(part)
-                self._finish(part, prior, stretch.kl, weight)
+                own = part_of(prior, slice(part.start - start, part.stop - start))
+                self._finish(part, own, stretch.kl, weight)
 
     def _by_sigma(self, part: slice) -> None:
         """The loss's gradient for ``sigma``, where only that for ``w`` is known, and that for ``mean``."""

@@ -147,7 +147,7 @@ class DirectionLearner:
     def _blocks(self, slots: tuple[Slot, ...], directions: list[Tensor]) -> Iterator[Block]:
         at = self.trained
         for slot, u in zip(slots, directions, strict=True):
-            prior = next(p for b, p in self.bound.model.prior_blocks if b.start <= slot.start < b.stop)
+            prior = self.bound.model.prior_of(slot)
             end = at + 1 + u.shape[1]
             yield Block(slice(slot.start, slot.stop), at, slice(at + 1, end), u, _normal(prior).std)
             at = end

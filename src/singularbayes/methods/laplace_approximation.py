@@ -308,7 +308,7 @@ def _prior_precision(model: Model, chosen: Chosen) -> Tensor:
     """
     values = []
     for slot in chosen.slots:
-        prior = next(prior for block, prior in model.prior_blocks if block.start <= slot.start < block.stop)
+        prior = model.prior_of(slot)
         if not isinstance(prior, Normal):
             raise ValueError(
                 f"LaplaceApproximation needs the prior Normal(std) on {slot.name}, got {prior!r}; give the "

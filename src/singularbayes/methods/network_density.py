@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..data import Tensors, batch_size_of, take, to_device
-from ..model import Model
+from ..model import Model, part_of
 from ..priors import Normal, ScaleMixture
 from .chain_columns import columns_chain
 from .chain_gradient import is_plain
@@ -97,7 +97,11 @@ class NetworkDensity:
         self.network = model.copy_network().to(device).eval().requires_grad_(False)
         self.gradients = gradients_for(self.network, layout, inside, prepared.probe)
         self._columns = None if self.whole else self._places(inside)
-        self._blocks = [(self._within(block), prior) for block, prior in model.prior_blocks]
+        self._blocks = [
+            (place, part_of(prior, place if self.whole else self.free[place] - block.start))
+            for block, prior in model.prior_blocks
+            for place in (self._within(block),)
+        ]
         self.constant = self._constants()
         self.slope = slope_for(model.likelihood, layout.likelihood_views(self.base))
         self._bytes_per_row = max(16, self.gradients.bytes_per_row(self.base[:1], prepared.probe))
@@ -241,7 +245,7 @@ class NetworkDensity:
             terms = likelihood.log_prob(outputs.reshape(len(labels), -1), labels, own)
             total = terms.view(-1, chains).sum(0, dtype=torch.float64) / self.temperature
             for block, prior in self.model.prior_blocks:
-                total = total + prior.log_prob(whole[block]).sum(0, dtype=torch.float64)
+                total = total + prior.log_prob(whole[block].T).sum(1, dtype=torch.float64)  # chains first
             return total
 
         return density
@@ -268,7 +272,7 @@ class NetworkDensity:
         held[self.free] = False
         for block, prior in self.model.prior_blocks:
             w = self.base[:, block][:, held[block]]
-            total += prior.log_prob(w).sum(1, dtype=torch.float64)
+            total += part_of(prior, held[block]).log_prob(w).sum(1, dtype=torch.float64)
             if isinstance(prior, Normal):
                 moving = int((~held[block]).sum())
                 total -= moving * (math.log(prior.std) + 0.5 * math.log(2 * math.pi))

@@ -160,7 +160,7 @@ class PreciseLearner:
         for slot in self.bound.layout.of_kind("belief"):
             if slot.name in directions:
                 continue
-            prior = next(p for b, p in self.bound.model.prior_blocks if b.start <= slot.start < b.stop)
+            prior = self.bound.model.prior_of(slot)
             if isinstance(prior, ScaleMixture) and prior.learned:
                 raise ValueError("a learned ScaleMixture needs MeanField: single weights cannot tell a prior")
             found.append((slice(slot.start, slot.stop), prior))

@@ -30,22 +30,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..centred import Centred
 from ..curvature.head import HeadPosterior
 from ..data import to_device
-from ..distributions import KroneckerGaussian
-from ..functions import call
 from ..likelihoods import Bernoulli, Categorical
-from ..model import BlockPrior, Model, check_model
-from ..nn.factorize import put
-from ..nn.kernels import plain_attention
+from ..model import Model, check_model
 from ..nn.linear import LowRankLinear
 from ..nn.random_feature_head import RandomFeatureHead
 from ..nn.spectral import BOUNDABLE, SpectralBound, add_vector, drop_vector
 from ..parameters import Patterns, match_names
 from ..posterior import Posterior
-from ..priors import Normal, PerParameter
+from ..priors import Laplace, Normal, PerParameter, ScaleMixture
 from ..probing import checked_device
-from ..random import forked
+from .feature_head import head_path, row_gaussian, trace, with_features
 from .learner import Bound, PointLearner, Prepared, prepare
 from .settings import check_whole
 from .training import Training, fit_learner
@@ -67,43 +64,20 @@ def planned(model: Model, probe: Any, patterns: Patterns) -> Plan:
     Raises:
         ValueError: no trained linear layer, one that cannot be replaced, patterns that match nothing.
     """
-    network = model.copy_network().to(model.device).eval()
-    trained = {name for slot in model.layout.of_kind("belief", "point") for name in slot.aliases}
-    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for path, module in network.named_modules():
-        own = {leaf: f"{path}.{leaf}".lstrip(".") for leaf, _ in module.named_parameters(recurse=False)}
-        if type(module) in BOUNDABLE and trained.issuperset(
-            own[leaf] for leaf in ("weight", "A", "B") if leaf in own
-        ):
-
-            def note(_module: nn.Module, inputs: Any, output: Tensor, path: str = path) -> None:
-                calls[path] = [*calls.pop(path, []), (inputs[0], output)]  # the last to run comes last
-
-            module.register_forward_hook(note)
-    with torch.no_grad(), plain_attention(network.modules()):
-        call(network, to_device(probe, model.device))
-    head = next(
-        (p for p in reversed(calls) if type(network.get_submodule(p)) in (nn.Linear, LowRankLinear)), None
-    )
-    if head is None:
-        raise ValueError(
-            "SNGP replaces the last trained nn.Linear or LowRankLinear of the network by random features; "
-            "this network has none: end it with nn.Linear"
-        )
-    _check_head(model, head, calls[head])
-    hidden = [path for path in calls if path != head]
+    traced = trace(model, probe, BOUNDABLE)
+    head = head_path(traced, "SNGP", "trained ")
+    _refuse_tied(model, head)
+    hidden = [path for path in traced.calls if path != head]
     chosen = match_names(patterns, [(path,) for path in hidden], "bounded") if hidden else set()
-    shapes = {p: _row_shape(network.get_submodule(p), calls[p][0][0]) for p in hidden if p in chosen}
+    shapes = {
+        path: _row_shape(traced.network.get_submodule(path), traced.calls[path][0][0])
+        for path in hidden
+        if path in chosen
+    }
     return Plan(head, shapes)
 
 
-def _check_head(model: Model, head: str, calls: list[tuple[Tensor, Tensor]]) -> None:
-    output = calls[-1][1]
-    if len(calls) > 1 or output.dim() != 2:
-        raise ValueError(
-            f"SNGP replaces the last trained linear layer, {head or 'the network'}; it must run once and "
-            f"give (B, K), but it runs {len(calls)} times and gives {tuple(output.shape)}"
-        )
+def _refuse_tied(model: Model, head: str) -> None:
     for slot in model.layout.of_kind("belief", "point"):
         inside = [name for name in slot.aliases if name.rpartition(".")[0] == head]
         if inside and len(inside) < len(slot.aliases):
@@ -123,19 +97,14 @@ def _row_shape(layer: nn.Module, inputs: Tensor) -> tuple[int, ...]:
 def changed(model: Model, plan: Plan, method: SNGP, seed: int) -> Model:
     """The model with the new head, and a vector at each bounded layer; it starts at the model's weights."""
     network = model.copy_network()
-    old = network.get_submodule(plan.head)
-    like = next(old.parameters())
-    with forked(seed, "features", device=model.device):
-        head = RandomFeatureHead(
-            int(old.in_features),  # type: ignore[arg-type]
-            int(old.out_features),  # type: ignore[arg-type]
-            method.features,
-            method.length_scale,
-            method.layer_norm,
-            like.device,
-            like.dtype,
-        )
-    network = put(network, [plan.head], head)
+    network, _ = with_features(
+        network,
+        plan.head,
+        features=method.features,
+        length_scale=method.length_scale,
+        layer_norm=method.layer_norm,
+        seed=seed,
+    )
     kinds = {slot.name: slot.kind for slot in model.layout.of_kind("belief", "point")}
     weight = f"{plan.head}.weight".lstrip(".")
     for name, parameter in network.named_parameters():
@@ -143,11 +112,17 @@ def changed(model: Model, plan: Plan, method: SNGP, seed: int) -> Model:
     for path, shape in plan.bounded.items():
         add_vector(network.get_submodule(path), shape, seed)
     left = {name for name, _ in network.named_parameters()} - {weight}
-    priors: dict[str, BlockPrior] = {glob.escape(weight): Normal(method.prior_precision**-0.5)}
+    priors: dict[str, Normal | Laplace | ScaleMixture] = {
+        glob.escape(weight): Normal(method.prior_precision**-0.5)
+    }
     for slot in model.layout.of_kind("belief"):
         if slot.name in left:
-            prior = next(p for b, p in model.prior_blocks if b.start <= slot.start < b.stop)
-            priors[glob.escape(slot.name)] = prior
+            own = model.prior_of(slot)
+            if isinstance(own, Centred):
+                raise ValueError(
+                    "SNGP replaces the head, so a Centred prior does not fit its weights; use Normal(std)"
+                )
+            priors[glob.escape(slot.name)] = own
     points = [glob.escape(name) for name, kind in kinds.items() if kind == "point" and name in left]
     return Model(
         network, model.likelihood, prior=PerParameter(priors), deterministic=points, normalization=True
@@ -301,7 +276,7 @@ class SNGP(Training):
             posterior.newton()
         mean = layout.flatten(network, numbers)
         roots, jitter = posterior.roots(weighted=self.weighted)
-        distribution = _distribution(mean, roots, plan.head, fitted)
+        distribution = row_gaussian(mean, roots, layout, f"{plan.head}.weight".lstrip("."))
         info = {
             **fitted.info,
             "numbers": fitted.info["numbers"] + distribution.right.numel(),
@@ -309,17 +284,3 @@ class SNGP(Training):
             "jitter": jitter,
         }
         return Posterior(network, distribution, fitted.likelihood, layout, info)
-
-
-def _distribution(mean: Tensor, roots: Tensor, head: str, fitted: Posterior) -> KroneckerGaussian:
-    """The head's weights by rows: one root for all of them, or one for each; all else points."""
-    weight = f"{head}.weight".lstrip(".")
-    slot = next(slot for slot in fitted.layout.slots if slot.name == weight)
-    outputs, features = slot.shape
-    std = torch.zeros_like(mean)
-    std[slot.start : slot.stop] = 1
-    rows = outputs if len(roots) == 1 else 1  # of one block
-    starts = range(slot.start, slot.stop, rows * features)
-    blocks = torch.tensor([[start, rows, features] for start in starts], device=mean.device)
-    left = torch.eye(rows).flatten().repeat(len(roots)).to(mean)
-    return KroneckerGaussian(mean, std, blocks, left, roots.flatten().to(mean), mean.new_zeros(len(mean), 0))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..divergence import KL
-from ..model import BlockPrior
+from ..model import BlockPrior, part_of
 from ..parameters import Slot
 from .local import LocalLayer
 from .rows import Table
@@ -49,17 +49,24 @@ def cut(
     found: list[Stretch] = []
     for block, prior in blocks:
         start, kl = block.start, estimator(prior)
+        inside: list[Stretch] = []
         for slot in slots:
             own = special(slot, prior) if block.start <= slot.start < block.stop else None
             if own is None:
                 continue
             if start < slot.start:
-                found.append(Stretch(slice(start, slot.start), prior, kl))
-            found.append(own)
+                inside.append(Stretch(slice(start, slot.start), prior, kl))
+            inside.append(own)
             start = slot.stop
         if start < block.stop:
-            found.append(Stretch(slice(start, block.stop), prior, kl))
+            inside.append(Stretch(slice(start, block.stop), prior, kl))
+        found += [replace(each, prior=part_of(prior, _within(each.block, block))) for each in inside]
     return found
+
+
+def _within(part: slice, block: slice) -> slice:
+    """Where a part of a block lies in it."""
+    return slice(part.start - block.start, part.stop - block.start)
 
 
 def joined(blocks: Iterable[slice]) -> list[slice]:

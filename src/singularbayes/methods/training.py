@@ -30,6 +30,7 @@ from ..model import Model
 from ..posterior import Posterior
 from ..probing import checked_device, restless_frozen_parts
 from ..progress import Progress, shown
+from ..provenance import DataSketch
 from ..random import forked, generator
 from . import resume
 from .distributed import Ranks
@@ -214,6 +215,19 @@ class Run:
             gathered = {n.removeprefix(_COLLECTED): t for n, t in parts.items() if n.startswith(_COLLECTED)}
             self.collecting.recollect(gathered)
 
+    def seen(self) -> dict[str, Any] | None:
+        """A sketch of all data that the fit has looked at: training, validation, those of its start.
+
+        ``None`` where the training data do not lie in memory.
+        """
+        train, held = self.data.train, self.data.validation
+        if not isinstance(train, Tensors):
+            return None
+        sketch = DataSketch.of(train.x, train.y)
+        if held is not None:
+            sketch = sketch.joined(DataSketch.of(*held))
+        return (sketch if self.model.seen is None else sketch.joined(self.model.seen)).to_dict()
+
     def posterior(self, info: dict[str, Any]) -> Posterior:
         """The posterior at the present state, on a network of its own."""
         network = self.model.copy_network().to(self.device)
@@ -357,6 +371,8 @@ def _info(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "kept_epoch": kept,
         "seed": run.seed,
         "num_data": run.data.train.num_data,
+        "data": run.seen(),
+        "prior": run.model.describe_prior(),
         "ranks": run.ranks.size,
         "settings": settings,
         "history": list(state.history),

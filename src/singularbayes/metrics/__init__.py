@@ -8,6 +8,7 @@ from .bootstrap import Interval, bootstrap_interval
 from .calibration import (
     CalibrationBins,
     accuracy,
+    adaptive_calibration_error,
     brier,
     calibration_bins,
     expected_calibration_error,
@@ -22,13 +23,20 @@ from .regression import (
     regression_calibration_error,
     root_mean_squared_error,
 )
-from .risk import SelectiveRisk, error_average_precision, selective_risk, success_average_precision
+from .risk import (
+    SelectiveRisk,
+    error_average_precision,
+    selective_risk,
+    selective_risk_area,
+    success_average_precision,
+)
 
 __all__ = [
     "CalibrationBins",
     "Interval",
     "SelectiveRisk",
     "accuracy",
+    "adaptive_calibration_error",
     "auroc",
     "average_precision",
     "bootstrap_interval",
@@ -45,6 +53,7 @@ __all__ = [
     "regression_calibration_error",
     "root_mean_squared_error",
     "selective_risk",
+    "selective_risk_area",
     "spearman",
     "success_average_precision",
 ]

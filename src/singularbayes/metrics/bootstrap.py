@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import calibration, ranking, regression, risk
-from .inputs import Floats, Ints, class_labels, class_probabilities, numbers
+from .inputs import Floats, Ints, class_labels, class_probabilities, numbers, vector
 from .weighted import Counts, Statistic, mean_of, once
 
 LEVEL = 0.95
@@ -118,6 +118,13 @@ def _calibration(probs: ArrayLike, labels: ArrayLike, bins: int = calibration.BI
     return calibration.calibration_error_of(*pair, bins)
 
 
+def _adaptive(probs: ArrayLike, labels: ArrayLike, bins: int = calibration.BINS) -> Statistic:
+    checked = class_probabilities(probs)
+    return calibration.adaptive_error_of(
+        *calibration.confidence_of(checked, class_labels(labels, checked)), bins
+    )
+
+
 # Weighted forms of metrics: the same numbers as resampling the rows, hundreds of times faster.
 _WEIGHTED: dict[Callable[..., float], Callable[..., Statistic]] = {
     ranking.auroc: lambda s, p: ranking.auroc_of(*ranking.checked_ranking(s, p)),
@@ -125,10 +132,12 @@ _WEIGHTED: dict[Callable[..., float], Callable[..., Statistic]] = {
     ranking.fpr_at_tpr: lambda s, p: ranking.fpr_at_tpr_of(*ranking.checked_ranking(s, p)),
     risk.error_average_precision: lambda u, e: risk.error_precision_of(*risk.checked(u, e)),
     risk.success_average_precision: lambda u, e: risk.success_precision_of(*risk.checked(u, e)),
+    risk.selective_risk_area: lambda u, e: risk.risk_area_of(vector(u, "uncertainty"), vector(e, "loss")),
     calibration.accuracy: _probabilistic(lambda p, y: 1 - calibration.errors_of(p, y)),
     calibration.negative_log_likelihood: _probabilistic(calibration.log_losses_of),
     calibration.brier: _probabilistic(calibration.brier_of),
     calibration.expected_calibration_error: _calibration,
+    calibration.adaptive_calibration_error: _adaptive,
     regression.regression_calibration_error: lambda cdf: regression.calibration_error_of(numbers(cdf, "cdf")),
 }
 

@@ -4,7 +4,8 @@ Every function takes ``(N, K)`` class probabilities, or ``(N,)`` probabilities o
 variant).
 
 References:
-    Naeini et al. 2015 (expected calibration error); Guo et al. 2017, arXiv 1706.04599, eq. 3; Brier 1950.
+    Naeini et al. 2015 (expected calibration error); Guo et al. 2017, arXiv 1706.04599, eq. 3; Nguyen and
+    O'Connor 2015, arXiv 1508.05154, section 3 (bins of equal mass); Brier 1950.
 """
 
 from __future__ import annotations
@@ -91,6 +92,40 @@ def calibration_error_of(confidence: Floats, outcome: Floats, bins: int = BINS) 
     return statistic
 
 
+def equal_mass_gap(mass: Floats, gap: Floats, bins: int) -> Floats:
+    """``sum_b |gap in bin b| / total mass`` over bins that hold ``1 / bins`` of the mass each: ``(R,)``.
+
+    A group that an edge falls into is divided in proportion.
+
+    Args:
+        mass: ``(R, G)`` weight of every group of rows, groups in the order of their confidence.
+        gap: ``(R, G)`` sum of confidence minus outcome over the rows of the group.
+        bins: number of bins.
+    """
+    start = np.zeros((len(mass), 1))
+    ends = np.concatenate([start, np.cumsum(mass, axis=1)], 1)
+    sums = np.concatenate([start, np.cumsum(gap, axis=1)], 1)
+    shares = np.arange(bins + 1) / bins
+    at = np.stack([np.interp(shares * e[-1], e, s) for e, s in zip(ends, sums, strict=True)])
+    return np.abs(np.diff(at, axis=1)).sum(1) / ends[:, -1]
+
+
+def adaptive_error_of(confidence: Floats, outcome: Floats, bins: int = BINS) -> Statistic:
+    """The weighted form of :func:`adaptive_calibration_error`."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    order = np.argsort(confidence, kind="stable")
+    starts = np.flatnonzero(np.diff(confidence[order], prepend=-np.inf) > 0)  # of groups of equal confidence
+    gaps = (confidence - outcome)[order]
+
+    def statistic(counts: Counts) -> dict[str, Floats]:
+        drawn = counts[:, order].astype(np.float64)
+        mass, gap = (np.add.reduceat(part, starts, axis=1) for part in (drawn, drawn * gaps))
+        return {"adaptive_calibration_error": equal_mass_gap(mass, gap, bins)}
+
+    return statistic
+
+
 def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
     """Share of rows whose most probable class is the label.
 
@@ -156,6 +191,28 @@ def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins
     probs = class_probabilities(probabilities)
     statistic = calibration_error_of(*confidence_of(probs, class_labels(labels, probs)), bins)
     return float(statistic(once(len(probs)))["expected_calibration_error"][0])
+
+
+def adaptive_calibration_error(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -> float:
+    """Mean gap between stated confidence and outcome, over bins that hold equally many rows.
+
+    As :func:`expected_calibration_error`, with edges at the quantiles of the confidence: no bin is empty, and
+    where nearly all confidences lie close to 1 they are still told apart. Every bin holds exactly
+    ``N / bins`` rows: one that an edge falls into is divided, and so are rows of equal confidence, in
+    proportion, so that their order does not matter.
+
+    Args:
+        probabilities: ``(N, K)``, or ``(N,)`` of class 1.
+        labels: ``(N,)`` class indices.
+        bins: number of bins.
+
+    Example:
+        >>> round(adaptive_calibration_error([0.9, 0.8, 0.3, 0.2], [1, 0, 0, 0], bins=2), 6)
+        0.3
+    """
+    probs = class_probabilities(probabilities)
+    statistic = adaptive_error_of(*confidence_of(probs, class_labels(labels, probs)), bins)
+    return float(statistic(once(len(probs)))["adaptive_calibration_error"][0])
 
 
 def calibration_bins(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -> CalibrationBins:

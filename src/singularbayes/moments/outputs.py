@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..likelihoods import Likelihood
+from ..posterior import Posterior
 from ..predictive import Predictive
 
-__all__ = ["Link", "Moments"]
+__all__ = ["Link", "Method", "Moments"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,6 +27,8 @@ class Moments:
         likelihood: carries the task and the calibration temperature.
         numbers: the likelihood's learned numbers, with a leading axis of length 1.
         event: shape of one input's output; its entries are the ``K``, in row-major order.
+        info: ``method`` that found them, whether they are ``exact``, ``reason`` where the default went on to
+            an approximation, and ``covariance``, where the outputs' covariance is not kept.
     """
 
     mean: Float[Tensor, "B K"]
@@ -33,6 +36,7 @@ class Moments:
     likelihood: Likelihood
     numbers: Mapping[str, Tensor]
     event: torch.Size
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         rows, outputs = self.mean.shape
@@ -67,4 +71,13 @@ class Link(Protocol):
 
     def predictive(self, moments: Any) -> Predictive:
         """The predictive of :class:`Moments`."""
+        ...
+
+
+@runtime_checkable
+class Method(Protocol):
+    """Finds the moments of a posterior's outputs."""
+
+    def moments(self, posterior: Posterior, x: Any) -> Moments:
+        """Mean and covariance at each input."""
         ...

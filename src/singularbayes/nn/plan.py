@@ -10,10 +10,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ..random import forked
+from ..spectrum import share_kept
 from .changes import Decided, Unit, changes_of, smaller
 from .conversion import FROZEN, LOW_RANK, Network, Place, dense, refuse, share_factors
 from .nested import nested_encoders
-from .rank_choice import Energy, Rank, energies, matches, matrix_names, nearest, ranks_of, share_kept
+from .rank_choice import Energy, Rank, energies, matches, matrix_names, nearest, ranks_of
 from .table import Factorization
 
 __all__ = ["Layers", "Plan", "Unit", "plan", "prepare"]

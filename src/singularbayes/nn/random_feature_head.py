@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -74,6 +75,20 @@ class RandomFeatureHead(nn.Module):
             self.phases.uniform_(0, 2 * math.pi)
             bound = 1 / math.sqrt(self.features)
             self.weight.uniform_(-bound, bound)
+
+    @torch.no_grad()
+    def at_length_scale(self, length_scale: float) -> RandomFeatureHead:
+        """A copy with the same features of another length scale: frequencies times old over new.
+
+        Args:
+            length_scale: in the units of ``h``.
+        """
+        if not (length_scale > 0 and math.isfinite(length_scale)):
+            raise ValueError(f"RandomFeatureHead: length_scale must be positive, got {length_scale}")
+        other = copy.deepcopy(self)
+        other.frequencies.mul_(self.length_scale / length_scale)
+        other.length_scale = length_scale
+        return other
 
     def phi(self, h: Float[Tensor, "*B n"]) -> Float[Tensor, "*B m"]:
         """The features. Not in half precision: a cosine's phase needs its digits."""

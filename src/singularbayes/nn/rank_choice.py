@@ -18,6 +18,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .. import spectrum
+
 __all__ = [
     "Energy",
     "Matrices",
@@ -28,25 +30,15 @@ __all__ = [
     "nearest",
     "ranks_of",
     "reads_weights",
-    "share_kept",
 ]
 
 
-@torch.no_grad()
 def energies(matrix: Tensor) -> Tensor:
     """The energy that each rank of a matrix ``(m, n)`` keeps: ``sum_{i<=r} s_i^2``, ``(min(m, n),)``.
 
     What is below the rounding of the matrix's own precision counts as 0.
     """
-    values = torch.linalg.svdvals(matrix.double())
-    noise = values[0] * torch.finfo(matrix.dtype).eps * max(matrix.shape)
-    return torch.where(values > noise, values, torch.zeros_like(values)).square().cumsum(0)
-
-
-def share_kept(energy: Tensor, rank: int) -> float:
-    """Share of a matrix's energy that a rank keeps, given :func:`energies`; 1 for a matrix of zeros."""
-    total = float(energy[-1])
-    return float(energy[rank - 1]) / total if total > 0 else 1.0
+    return spectrum.energy(spectrum.values(matrix))
 
 
 @dataclass(frozen=True)

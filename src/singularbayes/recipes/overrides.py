@@ -9,9 +9,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from ..nearest import did_you_mean
 from ..probing import checked_device
 from . import nested
-from .nearest import did_you_mean
 from .recipe import Plan
 
 __all__ = ["check_overrides", "flag_fields", "overridden"]

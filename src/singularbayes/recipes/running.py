@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import checkpoint
 from ..methods.training import TrainingDiverged
+from ..nearest import did_you_mean
 from .data.splits import Splits
 from .folder import (
     JOB,
@@ -32,7 +33,6 @@ from .folder import (
     write_report,
 )
 from .jobs import OTHER, Job, outcomes, prepared, provenance
-from .nearest import did_you_mean
 from .overrides import check_overrides, overridden
 from .recipe import Plan, Recipe
 

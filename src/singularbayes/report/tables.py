@@ -18,8 +18,10 @@ NAMES = {
     "negative_log_likelihood": "NLL (nats)",
     "brier": "Brier",
     "expected_calibration_error": "ECE",
+    "adaptive_calibration_error": "Adaptive ECE",
     "error_average_precision": "Error AP",
     "success_average_precision": "Success AP",
+    "selective_risk_area": "Risk-coverage area",
     "auroc": "AUROC of the label",
     "rmse": "RMSE",
     "mae": "MAE",
@@ -33,7 +35,7 @@ BETTER = {
     "accuracy": 1, "negative_log_likelihood": -1, "brier": -1, "expected_calibration_error": -1,
     "error_average_precision": 1, "success_average_precision": 1, "auroc": 1, "rmse": -1, "mae": -1,
     "crps": -1, "regression_calibration_error": -1, "average_precision_out": 1, "average_precision_in": 1,
-    "fpr95": -1,
+    "fpr95": -1, "adaptive_calibration_error": -1, "selective_risk_area": -1,
 }  # fmt: skip
 FIRST = {
     "categorical": ("accuracy", "negative_log_likelihood", "expected_calibration_error"),

@@ -11,6 +11,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from dataclasses import dataclass
@@ -103,8 +104,11 @@ class Centred:
         return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
     def part(self, entries: slice | Tensor) -> Centred:
-        """The prior of some of the weights."""
-        return Centred(self.mean[entries], self.std[entries], self.seen)
+        """The prior of some of the weights; what was checked of all is not checked again at every step."""
+        own = copy.copy(self)
+        for name in ("mean", "std"):
+            object.__setattr__(own, name, getattr(self, name)[entries])
+        return own
 
     def standardised(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Location and scale in units of this prior: about its mean, by its standard deviation."""

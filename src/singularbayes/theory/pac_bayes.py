@@ -31,7 +31,7 @@ from ..model import BlockPrior, part_of
 from ..posterior import Posterior
 from ..priors import Laplace, Normal, ScaleMixture
 
-__all__ = ["blocks_of", "pac_bayes_kl"]
+__all__ = ["pac_bayes_kl"]
 
 _KINDS: dict[str, Any] = {"Normal": Normal, "Laplace": Laplace, "ScaleMixture": ScaleMixture}
 _JOINT = (LowRankGaussian, FullGaussian, KroneckerGaussian)
@@ -73,7 +73,7 @@ def pac_bayes_kl(posterior: Posterior, prior: BlockPrior | None = None, *, kl: K
             f"masks to a density is infinite, that of a mixture has no closed form; fit MeanField, IVON, "
             f"StructuredVI or PACBayes"
         )
-    blocks = blocks_of(posterior, prior)
+    blocks = _blocks_of(posterior, prior)
     if kl is KL.CLOSED:
         for _, each in blocks:
             if isinstance(each, ScaleMixture):
@@ -137,7 +137,7 @@ def _lemma(factor: Tensor, solved: Tensor) -> float:
     return torch.linalg.slogdet(eye + factor.T @ solved)[1].item()
 
 
-def blocks_of(posterior: Posterior, prior: BlockPrior | None) -> Blocks:
+def _blocks_of(posterior: Posterior, prior: BlockPrior | None) -> Blocks:
     """The prior, block by block of the believed weights.
 
     Args:

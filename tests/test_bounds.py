@@ -158,6 +158,16 @@ def test_the_draws_bound_fails_no_more_often_than_delta(bound):
     assert failures(Mean(), make, repeats, delta, 0.1) > limit
 
 
+def test_the_draws_bounds_have_their_known_values():
+    risks = np.tile([0.2, 0.3], 50)
+    # by hand: V = .0025 * 100 / 99, l = ln(2 / .1) = 2.9957323; .25 + sqrt(2 V l / 100) + 7 l / 297
+    assert EmpiricalBernstein().upper(risks, 0.1) == pytest.approx(0.25 + 0.0123005 + 0.0706065, abs=2e-6)
+    p = RelativeEntropy().upper(risks, 0.1)
+    divergence = 0.25 * math.log(0.25 / p) + 0.75 * math.log(0.75 / (1 - p))
+    assert p > 0.25
+    assert divergence == pytest.approx(0.029957323, abs=1e-9)
+
+
 def test_bernstein_is_tighter_where_draws_hardly_differ():
     risks = np.random.default_rng(0).normal(0.02, 0.004, 20_000).clip(0, 1)
     loose, tight = (

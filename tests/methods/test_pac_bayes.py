@@ -122,6 +122,8 @@ def test_under_a_data_dependent_prior_it_starts_there_and_certifies_the_rest():
     model = sb.Model(network(), sb.Categorical(), prior=prior).started_at(point)
     tiny = PACBayes(epochs=1, learning_rate=1e-12).fit(model, half[1])
     assert tiny.info["kl"] < 1e-3
+    narrow = PACBayes(epochs=1, learning_rate=1e-12, initial_share=0.5).fit(model, half[1])
+    assert narrow.distribution.std[: len(prior.std)] == pytest.approx(0.01, rel=1e-3)
     fitted = PACBayes(epochs=10).fit(model, half[1])
     found = certify(fitted, half[1], draws=500, prior=prior)
     free = PACBayes(epochs=40, learning_rate=5e-3).fit(start, (X, Y))

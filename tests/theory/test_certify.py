@@ -9,6 +9,7 @@ from scipy import stats
 from torch import nn
 
 import singularbayes as sb
+from singularbayes import checkpoint
 from singularbayes.distributions import DiagonalGaussian
 from singularbayes.provenance import DataSketch
 from singularbayes.theory import (
@@ -126,6 +127,18 @@ def test_subsets_have_the_mean_of_all_rows_and_draws_their_own():
     single = certify(POSTERIOR, (X[:300], Y[:300]), draws=400, subset=1)
     exact = (POSTERIOR.functions(POSTERIOR.draw(400), X[:300]).argmax(-1) != Y[:300]).double().mean().item()
     assert abs(single.empirical - exact) < 4 * 0.5 / 20
+
+
+@pytest.mark.parametrize(("std", "subset"), [(1.0, None), (1e-6, 20)], ids=["weights", "rows"])
+def test_no_two_blocks_of_draws_are_the_same(std, subset, tmp_path):
+    # a block drawn again would count as new: the estimate's delta would speak of draws that were never made
+    own, d = POSTERIOR.distribution, POSTERIOR.layout.belief
+    wide = DiagonalGaussian(own.mean, torch.full_like(own.std, std))
+    posterior = sb.Posterior(POSTERIOR.network, wide, POSTERIOR.likelihood, POSTERIOR.layout, {})
+    prior = sb.Centred(own.mean[:d], torch.full_like(own.mean[:d], std))
+    certify(posterior, (X, Y), draws=64, subset=subset, prior=prior, checkpoint=tmp_path)
+    blocks = checkpoint.read_pair(tmp_path, "draws")[0]["risks"].view(4, 16)
+    assert len(blocks.unique(dim=0)) == 4
 
 
 def test_the_empirical_risk_is_the_draws_own_not_the_votes():
@@ -261,6 +274,19 @@ def test_numbers_that_follow_the_data_without_a_kl_are_refused():
     posterior = sb.MeanField(epochs=1).fit(model, (X[:300], Y[:300]))
     with pytest.raises(ValueError, match="running statistics of a normalisation"):
         certify(posterior, (X[:300], Y[:300]), draws=4)
+
+
+def test_a_learned_noise_is_refused_for_a_loss_that_it_moves_and_for_no_other():
+    class DensityLoss(ClippedLoss):
+        def losses(self, likelihood, outputs, y, parameters):
+            return (-likelihood.log_prob(outputs, y, parameters) / 9).clamp(0, 1)
+
+    values = X[:300, :1]
+    model = sb.Model(nn.Linear(4, 1), sb.Gaussian())
+    posterior = sb.MeanField(epochs=1).fit(model, (X[:300], values))
+    assert certify(posterior, (X[:300], values), draws=4, loss=ClippedLoss(5.0)).n == 300
+    with pytest.raises(ValueError, match="learned numbers of the likelihood"):
+        certify(posterior, (X[:300], values), draws=4, loss=DensityLoss(5.0))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -164,7 +164,10 @@ def _labels(posterior: Posterior, likelihood: Likelihood, points: Tensors) -> Te
 def _check_fixed(posterior: Posterior, loss: BoundedLoss) -> None:
     """Only believed weights have a KL: whatever else follows the data must not be there."""
     slots = [*posterior.layout.of_kind("point", "statistic")]
-    if not isinstance(loss, ZeroOne | ClippedLoss):  # a learned noise does not move a prediction
+    if type(loss) not in (
+        ZeroOne,
+        ClippedLoss,
+    ):  # these a learned noise does not move
         slots += posterior.layout.of_kind("likelihood")
     for slot in slots:
         raise ValueError(

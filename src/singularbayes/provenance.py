@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DataSketch", "row_hashes"]
+__all__ = ["DataSketch", "hash_of_bits", "mixed_bits", "row_hashes"]
 
 _KEPT = 256
 _CHUNK = 2**22  # numbers hashed at a time
@@ -42,8 +42,8 @@ def row_hashes(x: Any, y: Tensor | None) -> NDArray[np.uint64]:
     parts = _tensors(x) if y is None else [*_tensors(x), y]
     for number, part in enumerate(parts):
         own = _hashes(part, number)
-        found = own if number == 0 else _mixed(found) + own
-    return _mixed(found)
+        found = own if number == 0 else mixed_bits(found) + own
+    return mixed_bits(found)
 
 
 def _tensors(x: Any) -> list[Tensor]:
@@ -55,25 +55,33 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def _hashes(part: Tensor, number: int) -> NDArray[np.uint64]:
-    """``sum_j a_j bits_j`` modulo 2^64 with odd random ``a``: one changed number changes it."""
+    """Of each row: one changed number changes it."""
     flat = part.detach().reshape(len(part), -1)
-    factors = np.random.default_rng(number).integers(0, 2**63, flat.shape[1], np.uint64) * np.uint64(2) + (
-        np.uint64(1)
-    )
     step = max(1, _CHUNK // max(1, flat.shape[1]))
     parts = []
     for rows in flat.split(step):
         numbers = rows.cpu().to(torch.float32) + 0.0  # -0 and 0 are one number
         bits = numbers.numpy().view(np.uint32).astype(np.uint64)
-        parts.append((bits * factors).sum(1, dtype=np.uint64))
+        parts.append(hash_of_bits(bits, number))
     return np.concatenate(parts)
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64: every bit of the result depends on every bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def hash_of_bits(bits: NDArray[np.uint64], number: int) -> NDArray[np.uint64]:
+    """``sum_j a_j bits_j`` modulo 2^64 of each row ``(n, k) -> (n,)``, with random odd ``a``.
+
+    Args:
+        bits: of the numbers.
+        number: of the hash function.
+    """
+    factors = np.random.default_rng(number).integers(0, 2**63, bits.shape[1], np.uint64)
+    return (bits * (factors * np.uint64(2) + np.uint64(1))).sum(1, dtype=np.uint64)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
+from ..provenance import hash_of_bits, mixed_bits
+
 __all__ = ["Copies", "beyond_chance", "exact_copies", "near_copies", "repeated_share"]
 
 Matrix = NDArray[np.float64]
@@ -49,10 +51,7 @@ class Copies:
 def row_hashes(rows: Matrix) -> NDArray[np.uint64]:
     """64 bits a row ``(n,)``; equal for equal rows (-0 and 0 are equal)."""
     bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)
-    bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)  # small numbers fill all bits
-    bits ^= bits >> np.uint64(32)
-    odd = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.uint64) * np.uint64(2)
-    return (bits * (odd + np.uint64(1))).sum(axis=1, dtype=np.uint64)
+    return hash_of_bits(mixed_bits(bits), 0)  # mixed first: of small numbers only the upper bits are not 0
 
 
 def exact_copies(others: Matrix, rows: Matrix) -> Copies:

@@ -18,14 +18,14 @@ def rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def random(*shape: int, seed: int = 0, size: float = 1.0, weight: bool = False) -> RandomTensor:
+def random(*shape: int, seed: int = 0, size: float = 1.0, weight: bool = False) -> Any:
     """Means of scale 1, variances over two decades below ``size``."""
     mean = torch.randn(shape, generator=rng(seed), dtype=DOUBLE)
     var = size * 10 ** (-2 * torch.rand(shape, generator=rng(seed + 1), dtype=DOUBLE))
     return RandomTensor(mean, var, weight=weight)
 
 
-def first_order(function, x: RandomTensor) -> Tensor:
+def first_order(function: Any, x: RandomTensor) -> Tensor:
     """``sum_j (df_i / dx_j)^2 var_j`` by autograd."""
     slopes = torch.autograd.functional.jacobian(function, x.expected)
     count = x.expected.numel()
@@ -125,3 +125,22 @@ def test_attention_has_the_noise_of_its_scores_and_of_its_values():
     ):
         assert torch.allclose(found.expected, weights @ c)
         assert torch.allclose(found.variance, expected)
+
+
+def test_products_and_squares_of_gaussians_have_their_closed_moments():
+    x, y = random(3, 2, seed=1), random(3, 2, seed=3)
+    a, b, v, w = x.expected, y.expected, x.variance, y.variance
+    assert torch.allclose((x * y).variance, v * b.square() + w * a.square() + v * w)
+    for found in (x * x, x**2, x.square()):
+        assert torch.allclose(found.expected, a.square() + v)
+        assert torch.allclose(found.variance, 2 * v.square() + 4 * a.square() * v)
+    assert torch.allclose((x - 2 * y).variance, v + 4 * w)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_largest_of_a_window_is_compared_with_all_of_it(size):
+    x = random(1, 1, 12, size=1e-9)
+    found = F.max_pool1d(x, size, padding=1)
+    expected, where_it_is = F.max_pool1d(x.expected, size, padding=1, return_indices=True)
+    assert torch.allclose(found.expected, expected, atol=1e-4)
+    assert torch.allclose(found.variance, x.variance.gather(2, where_it_is), rtol=1e-4)

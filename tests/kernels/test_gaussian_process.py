@@ -79,6 +79,17 @@ def test_a_singular_matrix_gets_jitter_that_is_told():
     assert f"jitter {fitted.jitter:.2g}" in repr(fitted)
 
 
+def test_more_jitter_than_rounding_needs_is_refused_and_the_largest_of_all_outputs_is_told():
+    rows = 200
+    bent = torch.ones(rows, rows, dtype=DOUBLE)
+    bent[:2, :2] += 1e-3 * torch.tensor([[-1.0, 1.0], [1.0, -1.0]])  # an eigenvalue of -2e-3 beside 200
+    with pytest.raises(ValueError, match=r"a jitter of 0\.0001 of its diagonal did not mend it"):
+        GaussianProcess(lambda _x, _z: bent, noise=0.0).fit(torch.zeros(rows, 1), torch.zeros(rows))
+    flat, whole = torch.ones(30, 30, dtype=DOUBLE), torch.eye(30, dtype=DOUBLE)
+    for both in (torch.stack([whole, flat]), torch.stack([flat, whole])):
+        assert GaussianProcess(lambda _x, _z, both=both: both, noise=0.0).fit(X, Y).jitter > 0
+
+
 BAD = {
     "negative distances": (lambda x, z: -torch.cdist(x, z), "not positive definite.*eigenvalue -"),
     "a tanh that is no covariance": (

@@ -49,6 +49,18 @@ class Written(nn.Module):
         return 1 - 2 * ((x @ self.b) @ self.a.T) * self.gain
 
 
+class Shifted(nn.Module):
+    """A bias as a user writes it: a parameter beside the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3, bias=False)
+        self.shift = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shift - self.last(self.first(x))
+
+
 class Tokens(nn.Module):
     def __init__(self, table: nn.Module) -> None:
         super().__init__()
@@ -68,6 +80,7 @@ CHAINS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "low rank twice": (lambda: nn.Sequential(LowLinear(4, 4, 2), LowLinear(4, 3, 2)), X),
     "with a diagonal": (lambda: nn.Sequential(nn.Linear(4, 4), LowLinear(4, 3, 2, diagonal=True)), X),
     "written by hand": (Written, X),
+    "a bias by hand": (Shifted, X),
     "normalised": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), X),
     "convolution": (lambda: nn.Conv2d(2, 2, 3, stride=2, padding=1), IMAGES),
     "low-rank convolution": (lambda: LowConv(2, 3, 3, 2, stride=2, padding=1), IMAGES),
@@ -108,7 +121,7 @@ def test_means_and_variances_of_linear_chains_are_those_of_draws(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["two linear layers", "low rank after linear", "low rank twice", "normalised"]
+    "name", ["two linear layers", "low rank after linear", "low rank twice", "a bias by hand", "normalised"]
 )
 def test_covariances_of_linear_chains_are_those_of_draws(name):
     posterior, x, drawn = chain(name)

@@ -128,6 +128,30 @@ def test_a_padded_key_adds_nothing_and_another_item_is_not_touched():
     assert torch.isfinite(whole.covariance).all()
 
 
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x.tanh()) + self.other(x)
+
+
+def test_a_covariance_that_is_not_followed_is_said_to_be_missing():
+    for network in (
+        nn.Sequential(mlp(), nn.Tanh()),
+        nn.Sequential(mlp(), nn.ReLU()),
+        nn.Sequential(nn.Linear(6, 6), Branches()),
+    ):
+        found = sb.moments(posterior_of(network), ROWS, sb.Propagation())
+        assert torch.equal(found.covariance, found.variance.diag_embed())
+        assert "variances alone" in found.info["covariance"]
+    alone = posterior_of(nn.Linear(6, 3))  # here 0 is the covariance
+    found = sb.moments(alone, ROWS, sb.Propagation())
+    assert torch.allclose(found.covariance, sb.moments(alone, ROWS, sb.ClosedForm()).covariance)
+    assert "covariance" not in found.info
+
+
 def test_the_default_says_which_method_and_why():
     posterior = posterior_of(mlp())
     assert sb.moments(posterior, ROWS).info["method"] == "Propagation"

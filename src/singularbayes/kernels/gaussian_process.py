@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..curvature.cholesky import cholesky
+
 __all__ = ["FittedGaussianProcess", "GaussianProcess", "Kernel", "ProcessMoments"]
 
 _ROUNDING = torch.finfo(torch.float32).eps  # kernels are often computed in float32
@@ -70,7 +72,7 @@ class FittedGaussianProcess:
         lower: Cholesky factors of ``K + noise^2 I``, one for all outputs or one each ``(C, n, n)``.
         weights: ``alpha (K, n)``.
         log_evidence: ``log p(y)``, of all outputs together, in nats.
-        jitter: what was added to the diagonal of ``K + noise^2 I`` for it to have a factor; mostly 0.
+        jitter: what was added at most to a diagonal of ``K + noise^2 I`` for it to have a factor; mostly 0.
     """
 
     process: GaussianProcess
@@ -215,17 +217,12 @@ def _check_definite(matrix: Tensor) -> None:
 
 
 def _factor(matrix: Tensor) -> tuple[Tensor, float]:
-    """Cholesky factors, all with one jitter, and that jitter."""
-    mean = matrix.diagonal(dim1=1, dim2=2).mean().item()
-    unit = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
-    jitter = 0.0
-    while True:
-        lower, failed = torch.linalg.cholesky_ex(matrix + jitter * unit)
-        if not bool(failed.any()):
-            return lower, jitter
-        jitter = 10 * jitter or 1e-14 * mean
-        if jitter > _JITTER * mean:
-            raise ValueError(
-                f"the kernel matrix is not positive definite: a jitter of {_JITTER:g} of its diagonal did "
-                f"not mend it; use float64 inputs, a larger noise, or fewer rows that are alike"
-            )
+    """Cholesky factors, and the largest jitter among them."""
+    found = [cholesky(each) for each in matrix]
+    jitter = max(own for _, own in found)
+    if jitter > _JITTER * matrix.diagonal(dim1=1, dim2=2).mean().item():
+        raise ValueError(
+            f"the kernel matrix is not positive definite: a jitter of {_JITTER:g} of its diagonal did "
+            f"not mend it; use float64 inputs, a larger noise, or fewer rows that are alike"
+        )
+    return torch.stack([lower for lower, _ in found]), jitter

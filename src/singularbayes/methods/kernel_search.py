@@ -137,7 +137,7 @@ def _maximised(
             f"the evidence has no maximum over {', '.join(at_bound)} within a factor of "
             f"{math.exp(_RANGE):.0f} of where the search began, and stands at its end; give the number: "
             f"RandomFeatures(length_scale=..., std=...), or sb.Gaussian(noise=...)",
-            stacklevel=5,
+            stacklevel=4,
         )
     best = at(found.x.tolist())
     noise = best["noise"] if learned else None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .products import Filtered
+from .products import Filtered, plus
 from .random_tensor import RandomTensor, UncoveredError, expected_of, rule, variance_of
 
 __all__: list[str] = []
@@ -30,17 +30,16 @@ def _sum(a: Any, b: Any, sign: float) -> RandomTensor:
         )
     expected = expected_of(a) + sign * expected_of(b)
     random = [value for value in (a, b) if isinstance(value, RandomTensor)]
-    noise, shares = None, []
+    computed = [value for value in random if not value.weight]
+    # what one has in common stays beside constants and parameters (as -M z, which has the moments of M z)
+    kept = computed[0] if len(computed) == 1 and computed[0].shape == expected.shape else None
+    noise = None if kept is None else kept.noise
     for value in random:
-        kept = value.shape == expected.shape
-        part = value.noise if kept else value.variance.expand_as(expected)
-        noise = part if noise is None else noise if part is None else noise + part
-        shares += value.shares if kept else []
-    if sign < 0 and isinstance(b, RandomTensor) and not isinstance(a, RandomTensor):
-        shares = [share.scaled(-1.0) for share in shares]
-    elif len(random) == 2 and shares:
-        return RandomTensor(expected, random[0].variance.expand_as(expected) + random[1].variance)
-    return RandomTensor(expected, noise, shares, weight=_weights(expected, a, b))
+        if value is not kept:
+            noise = plus(noise, value.variance.expand_as(expected))
+    found = RandomTensor(expected, noise, () if kept is None else kept.shares, _weights(expected, a, b))
+    found.followed = found.followed or (kept is not None and kept.followed)
+    return found
 
 
 @rule("add", "__add__", "__radd__")
@@ -79,8 +78,7 @@ def _gained(value: RandomTensor, gain: Any, expected: Tensor) -> RandomTensor:
     mean, spread = expected_of(gain), variance_of(gain)
     noise = None if value.noise is None else value.noise * mean.square()
     if spread is not None:
-        own = spread * (value.expected.square() + value.variance)
-        noise = own if noise is None else noise + own
+        noise = plus(noise, spread * (value.expected.square() + value.variance))
     return RandomTensor(expected, noise, [share.scaled(mean.flatten()) for share in value.shares])
 
 
@@ -94,7 +92,9 @@ def multiply(x: Any, other: Any) -> RandomTensor:
     if isinstance(b, float | int) or isinstance(a, float | int):
         value, factor = (x, b) if isinstance(b, float | int) else (other, a)
         noise = None if value.noise is None else value.noise * factor**2
-        return RandomTensor(expected, noise, [s.scaled(factor) for s in value.shares], weight=value.weight)
+        found = RandomTensor(expected, noise, [s.scaled(factor) for s in value.shares], weight=value.weight)
+        found.followed = value.followed
+        return found
     gain = x if isinstance(other, RandomTensor) and other.shares else other
     value = other if gain is x else x
     if isinstance(value, RandomTensor) and value.shares and _by_channel(value, gain):
@@ -150,8 +150,7 @@ def where(condition: Tensor, x: Any, other: Any) -> RandomTensor:
     """A choice that has no distribution itself."""
     if isinstance(condition, RandomTensor):
         raise UncoveredError("where by a condition that has a distribution")
-    zero = torch.zeros((), dtype=torch.get_default_dtype())
-    variances = [zero if variance_of(value) is None else variance_of(value) for value in (x, other)]
     expected = torch.where(condition, expected_of(x), expected_of(other))
-    first, second = (v.to(expected) for v in variances if v is not None)
-    return RandomTensor(expected, torch.where(condition, first, second))
+    zero = expected.new_zeros(())
+    first, second = (zero if v is None else v for v in (variance_of(x), variance_of(other)))
+    return RandomTensor(expected, torch.where(condition, first, second).expand_as(expected))

@@ -35,11 +35,10 @@ def attention(
         raise UncoveredError("attention with dropout or grouped queries")
     mask = attn_mask
     if is_causal:
-        future = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).triu(1)
-        mask = torch.zeros(future.shape, dtype=query.dtype, device=query.device).masked_fill(
-            future, -torch.inf
-        )
-    elif mask is not None and mask.dtype == torch.bool:
+        if mask is not None:
+            raise UncoveredError("attention with a mask beside is_causal, which torch refuses too")
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, -torch.inf)
     return matmul(_weights(query, key, mask, scale), value)
 

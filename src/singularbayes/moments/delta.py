@@ -52,14 +52,9 @@ class Delta:
 
     @torch.no_grad()
     def moments(self, posterior: Posterior, x: Any) -> Moments:
-        """Mean and covariance at each input.
-
-        Args:
-            posterior: Gaussian (diagonal, low rank plus diagonal, full, Kronecker), or one atom.
-            x: inputs, as for ``posterior.predict``.
+        """Mean and covariance at each input. Arguments and errors: see ``ClosedForm.moments``.
 
         Raises:
-            TypeError: a distribution that is no Gaussian.
             ValueError: a linearised network, for which ``ClosedForm`` is exact.
         """
         at = given(posterior, x)

@@ -8,6 +8,7 @@ Batch normalisation in eval mode is affine, and exact. The others divide by a st
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,9 +23,7 @@ __all__ = ["softmax"]
 def _standardised(
     mean: Tensor, var: Tensor, axes: tuple[int, ...], eps: float, centred: bool
 ) -> RandomTensor:
-    count = 1
-    for axis in axes:
-        count *= mean.shape[axis]
+    count = math.prod(mean.shape[axis] for axis in axes)
 
     def average(t: Tensor) -> Tensor:
         return t.sum(axes, keepdim=True) / count
@@ -65,7 +64,7 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | Non
     return _affine(_standardised(x.expected, x.variance, axes, small, False), weight, None)
 
 
-@rule("group_norm", "instance_norm")
+@rule("group_norm")
 def group_norm(
     x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:  # fmt: skip
@@ -99,6 +98,19 @@ def batch_norm(
     shifted = x - running_mean.view(by_channel)
     weight, bias = (None if t is None else t.view(by_channel) for t in (weight, bias))
     return _affine(shifted * scale.view(by_channel), weight, bias)
+
+
+@rule("instance_norm")
+def instance_norm(
+    x: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Any = None,
+    bias: Any = None, use_input_stats: bool = True,
+    momentum: float = 0.1,  # noqa: ARG001 - torch's signature
+    eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Of a row's own statistics a group for each channel; of running ones batch normalisation."""
+    if use_input_stats:
+        return group_norm(x, x.shape[1], weight, bias, eps)
+    return batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
 
 
 @rule("softmax")

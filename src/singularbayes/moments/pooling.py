@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import larger
+from .products import each
 from .random_tensor import RandomTensor, UncoveredError, averaged, correlation, rule
 
 __all__: list[str] = []
@@ -81,8 +82,8 @@ def _register_max(name: str, dims: int) -> None:
         x: RandomTensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> RandomTensor:  # fmt: skip
-        sizes, steps, edges = (_each(n, dims) for n in (kernel_size, stride or kernel_size, padding))
-        if ceil_mode or return_indices or any(n != 1 for n in _each(dilation, dims)):
+        sizes, steps, edges = (each(n, dims) for n in (kernel_size, stride or kernel_size, padding))
+        if ceil_mode or return_indices or any(n != 1 for n in each(dilation, dims)):
             raise UncoveredError(f"{name} with dilation, ceil_mode or return_indices")
         mean, var = x.expected, x.variance
         if any(edges):
@@ -100,10 +101,6 @@ def _register_max(name: str, dims: int) -> None:
         return RandomTensor(mean, var)
 
     rule(name)(run)
-
-
-def _each(n: Any, dims: int) -> tuple[int, ...]:
-    return tuple(n) if isinstance(n, tuple | list) else (n,) * dims
 
 
 for _dims in (1, 2, 3):

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from .random_tensor import RandomTensor, UncoveredError, averaged, expected_of, rule, variance_of
 
-__all__ = ["Filtered", "Mapped", "convolve", "linear", "matmul"]
-
+__all__ = ["Filtered", "Mapped", "convolve", "each", "linear", "matmul", "plus"]
 
 _FEW = 32  # outputs whose pairs are one small matrix
 
@@ -96,7 +95,8 @@ def _check(weight: Any, what: str) -> None:
         )
 
 
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two variances, of which ``None`` is 0."""
     return b if a is None else a if b is None else a + b
 
 
@@ -120,7 +120,9 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         shares += [Mapped(mean, own)] if own is not None else []
         if handed:
             shares += [Mapped(mean @ share.weight, share.variance) for share in x.shares]
-    return RandomTensor(expected, noise, shares)
+    found = RandomTensor(expected, noise, shares)
+    found.followed = True
+    return found
 
 
 @rule("matmul", "__matmul__", "mm", "bmm")
@@ -142,8 +144,8 @@ def matmul(x: Any, other: Any) -> Any:
         noise = None if v_right is None else left.square() @ v_right
     if v_left is not None:
         if getattr(x, "proportions", False):  # proportions sum to 1: a constant of all values is no part
-            return RandomTensor(expected, _add(noise, _moved(v_left, left, right, v_right)))
-        noise = _add(noise, v_left @ _second(other))
+            return RandomTensor(expected, plus(noise, _moved(v_left, left, right, v_right)))
+        noise = plus(noise, v_left @ _second(other))
     return RandomTensor(expected, noise)
 
 
@@ -185,11 +187,11 @@ def convolve(
     noise = None if variance is None else with_kernel(_second(x), variance)
     if variance_of(bias) is not None:
         spread = variance_of(bias).view(-1, *[1] * (mean.dim() - 2))  # pyright: ignore[reportOptionalMemberAccess]
-        noise = spread.expand_as(expected) if noise is None else noise + spread
+        noise = plus(noise, spread.expand_as(expected))
     shares: list[Filtered] = []
     if isinstance(x, RandomTensor):
         pointwise = mean[0, 0].numel() == 1 and not isinstance(padding, str)
-        pointwise = pointwise and all(n == 1 for n in _each(stride)) and not any(_each(padding))
+        pointwise = pointwise and all(n == 1 for n in each(stride)) and not any(each(padding))
         handed = pointwise and all(isinstance(s, Filtered) and s.groups == groups for s in x.shares)
         own = x.noise if handed else x.variance
         shares += [Filtered(mean, own, with_kernel, groups)] if own is not None else []
@@ -198,8 +200,9 @@ def convolve(
     return RandomTensor(expected, noise, shares)
 
 
-def _each(sizes: Any) -> tuple[int, ...]:
-    return tuple(sizes) if isinstance(sizes, tuple | list) else (sizes,)
+def each(sizes: Any, dims: int = 1) -> tuple[int, ...]:
+    """Torch's sizes by axis, of which one number is the same for all."""
+    return tuple(sizes) if isinstance(sizes, tuple | list) else (sizes,) * dims
 
 
 def _register(name: str, function: Callable[..., Tensor]) -> None:

@@ -99,14 +99,14 @@ class Propagation:
         means, covariances = (torch.cat(part) for part in zip(*parts, strict=True))
         info: dict[str, Any] = {"method": "Propagation", "exact": False}
         if run.diagonal:
-            info["covariance"] = "the outputs' variances alone: they do not come from a linear layer"
+            info["covariance"] = "the outputs' variances alone: the last operation is no linear layer"
         numbers = posterior.layout.likelihood_views(at.mean.unsqueeze(0))
         flat = means.reshape(rows, -1)
         return Moments(flat, covariances, posterior.likelihood, numbers, means.shape[1:], info)
 
 
 class _Copy:
-    """A private copy of a network (its tensors are the same) whose modules apply their rules.
+    """A private copy of a network (its parameters are the same) whose modules apply their rules.
 
     It knows where a forward pass is: ``path`` is that of the module that is running.
     """
@@ -159,8 +159,8 @@ class _Run:
         rows = len(outputs.expected)
         count = math.prod(outputs.expected.shape[1:])
         whole = outputs.dim() == 2 and all(isinstance(share, Mapped) for share in outputs.shares)
-        if not whole or (not outputs.shares and count > 1):
-            self.diagonal = self.diagonal or (count > 1 and not whole)
+        if not (whole and outputs.followed):
+            self.diagonal = self.diagonal or count > 1
             return outputs.expected, outputs.variance.reshape(rows, count).diag_embed()
         noise = outputs.expected.new_zeros(()) if outputs.noise is None else outputs.noise
         covariance = torch.diag_embed(noise.expand_as(outputs.expected))

@@ -69,6 +69,7 @@ class RandomTensor(Tensor):
         shares: the parts that entries have in common.
         weight: a parameter of the network (or a part of one): its entries are independent of each other
             and of everything that has not been computed from it.
+        followed: what two entries of a row have in common is in ``shares``; else it is not known.
     """
 
     expected: Tensor
@@ -78,6 +79,7 @@ class RandomTensor(Tensor):
     weight: bool
     proportions: bool
     viewed: bool
+    followed: bool
 
     @staticmethod
     def __new__(
@@ -88,6 +90,7 @@ class RandomTensor(Tensor):
         )
         own.expected, own.noise, own.shares, own.weight = expected, noise, tuple(shares), weight
         own.proportions = own.viewed = False
+        own.followed = weight or bool(own.shares) or noise is None
         parts = [part for part in (noise, *(share.spread() for share in own.shares)) if part is not None]
         total = parts[0] if parts else torch.zeros_like(expected)
         for part in parts[1:]:
@@ -132,7 +135,7 @@ class RandomTensor(Tensor):
             raise UncoveredError(
                 "an operation in place on a parameter or a view, or one that changes the shape"
             )
-        for name in ("expected", "noise", "shares", "weight", "proportions", "variance"):
+        for name in ("expected", "noise", "shares", "weight", "proportions", "variance", "followed"):
             setattr(self, name, getattr(other, name))
         return self
 

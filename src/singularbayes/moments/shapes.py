@@ -16,7 +16,7 @@ __all__: list[str] = []
 _MOVED = (
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "movedim", "squeeze",
     "unsqueeze", "T", "mT", "t", "select", "narrow", "__getitem__", "contiguous", "clone", "detach",
-    "index_select", "flip",
+    "flip",
 )  # fmt: skip
 # An entry that stands twice: these are no independent weights.
 _REPEATED = (
@@ -25,6 +25,7 @@ _REPEATED = (
     "repeat",
     "repeat_interleave",
     "tile",
+    "index_select",
 )
 _PARTED = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
 
@@ -49,9 +50,15 @@ def _register_move(name: str, keeps: bool) -> None:
         if any(isinstance(arg, RandomTensor) for arg in args) and name != "expand_as":
             raise UncoveredError(f"{name} by a tensor that has a distribution")
         plain = [arg.expected if isinstance(arg, RandomTensor) else arg for arg in args]
-        return _moved(x, lambda t: operation(t, *plain, **kwargs), x.weight and keeps)
+        once = keeps and not (name == "__getitem__" and _by_index(plain[0]))
+        return _moved(x, lambda t: operation(t, *plain, **kwargs), x.weight and once)
 
     rule(name)(run)
+
+
+def _by_index(key: Any) -> bool:
+    """Whether entries are looked up by their numbers, which may name one twice."""
+    return any(isinstance(each, Tensor | list) for each in (key if isinstance(key, tuple) else (key,)))
 
 
 def _register_parts(name: str) -> None:

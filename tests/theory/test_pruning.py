@@ -151,6 +151,19 @@ def test_the_turned_noise_has_the_variances_of_turned_draws(fit):
     assert ((draws.square().mean(0) - unturned).abs() / error).max() > 20
 
 
+def test_the_noise_of_a_component_of_norm_zero_is_dropped_not_divided_by_rounding(fit):
+    posterior, _ = fit
+    mean, std = posterior.distribution.mean.clone(), posterior.distribution.variance.sqrt()
+    mean[:60].view(12, 5)[:, 1] = 0.0
+    mean[:60].view(12, 5)[:, 3] = mean[:60].view(12, 5)[:, 0]
+    belief = sb.posterior.distributions.DiagonalGaussian(mean, std)
+    flat = sb.Posterior(posterior.network, belief, posterior.likelihood, posterior.layout, posterior.info)
+    turned = canonical(flat).distribution
+    for part in (turned.variance[:60].view(12, 5), turned.variance[60:].view(10, 5)):
+        assert part[:, :3].gt(0).all()
+        assert part[:, 3:].eq(0).all()
+
+
 def test_columns_as_they_are_hide_the_rank_and_turning_shows_it(fit):
     posterior, _ = fit
     assert prune(posterior, relevance=0.01, turn=False).ranks == {"0": 5}  # no column is small

@@ -14,7 +14,9 @@ def planted(rank: int = 2) -> tuple[sb.Posterior, tuple[torch.Tensor, torch.Tens
     w = torch.randn(12, rank, generator=source) @ torch.randn(10, rank, generator=source).T
     x = torch.randn(400, 10, generator=source)
     y = x @ w.T + 0.3 * torch.randn(400, 12, generator=source)
-    low = nn.Sequential(sb.nn.LowRankLinear(10, 12, 5, bias=False))
+    with torch.random.fork_rng():  # the start must not depend on the tests before
+        torch.manual_seed(0)
+        low = nn.Sequential(sb.nn.LowRankLinear(10, 12, 5, bias=False))
     model = sb.Model(low, sb.Gaussian(noise=0.3))
     method = sb.MeanField(epochs=60, learning_rate=0.02, gradient=sb.Gradient.LOCAL)
     return method.fit(model, (x, y)), (x, y)

@@ -33,7 +33,7 @@ from ..nn.factors import quiet_ranks
 from ..nn.rank_choice import Rank
 from ..parameters import Layout
 from ..posterior import Posterior
-from .select_rank import RankChoice, Task, no_data
+from .select_rank import ModelOf, RankChoice, Task, no_data
 
 __all__ = ["ByCertificate", "ByValidation", "Certify", "stages"]
 
@@ -121,10 +121,11 @@ def _models(task: Task, ranks: Sequence[Rank]) -> list[Model]:
                 "rank: sb.Model(sb.factorize(network, rank), ...)"
             )
 
-        def make(rank: Rank) -> Model:
+        def factorised(rank: Rank) -> Model:
             low = factorize(source.network, rank, seed=task.seed)
             return Model(low, source.likelihood, prior=source.prior)
 
+        make: ModelOf = factorised
     elif callable(source) and not hasattr(source, "parameters"):
         make = source
     else:

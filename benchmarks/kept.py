@@ -19,7 +19,6 @@ def kept(
         found = checkpoint.read_json(folder, key)
         if found["settings"] != settings:
             made = f"{folder / key}.json was made with {found['settings']}, asked now {settings}"
-            made = f"{folder / key}.json was made with {found['settings']}, asked now {settings}"
             raise ValueError(f"{made}; choose another --out")
         return found["result"]
     result = make()

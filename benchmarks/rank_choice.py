@@ -29,6 +29,7 @@ import torch
 from kept import kept
 
 import singularbayes as sb
+from singularbayes.metrics import Interval
 from singularbayes.nn.factors import quiet_ranks
 from singularbayes.random import forked
 from singularbayes.recipes import ALL
@@ -52,13 +53,6 @@ TASKS = {
     "icu": Task("icu", "MeanField, low rank", (1, 2, 4, 8, 15, 22)),
     "beijing": Task("beijing", "MeanField, low rank", (1, 2, 4, 8, 15, 22)),
 }
-
-
-@dataclass(frozen=True)
-class Interval:
-    value: float
-    low: float
-    high: float
 
 
 class Bench:
@@ -137,6 +131,11 @@ class Jobs:
         return kept(self.folder, key, {"epochs": self.epochs}, lambda: make(self.bench))
 
 
+def standard_error(rows: np.ndarray) -> float:
+    """Of the mean over rows."""
+    return float(rows.std(ddof=1)) / len(rows) ** 0.5
+
+
 def run(name: str, data: Path | None, out: Path, seeds: int, epochs: int | None) -> pd.DataFrame:
     """All jobs of one set; one line for every seed and rule."""
     task, lines = TASKS[name], []
@@ -152,10 +151,10 @@ def run(name: str, data: Path | None, out: Path, seeds: int, epochs: int | None)
         by_sweep = max(sweep, key=lambda rank: np.mean(sweep[rank]["validation"]))
         rules["sweep"] = sweep[by_sweep] | {"rank": by_sweep, "fits": float(len(sweep))}
         top = np.array(sweep[best]["test"])
+        own = standard_error(top)
         for rule, found in rules.items():
             apart = np.array(found["test"]) - top
-            error = apart.std(ddof=1) / len(apart) ** 0.5
-            own = top.std(ddof=1) / len(top) ** 0.5
+            error = standard_error(apart)
             below = -apart.mean()
             about = {"set": name, "seed": seed, "rule": rule, "rank": str(found["rank"]), "best": best}
             density = {"log density": top.mean() - below, "below": below, "se": own, "paired se": error}
@@ -171,7 +170,7 @@ def picture(name: str, sweep: dict[int, Any], chosen: int, out: Path) -> None:
     by_rank = {}
     for rank, found in sweep.items():
         loss = -np.array(found["test"])
-        half = 1.96 * loss.std(ddof=1) / len(loss) ** 0.5
+        half = 1.96 * standard_error(loss)
         by_rank[rank] = Interval(loss.mean(), loss.mean() - half, loss.mean() + half)
     figure = loss_against_rank({name: by_rank}, chosen={name: chosen}, label="test NLL (nats)")
     figure.savefig(out / f"{name}.png", dpi=150)

@@ -82,5 +82,16 @@ def test_what_has_no_spectrum_is_refused():
         spectrum.values(torch.zeros(0, 3))
     with pytest.raises(ValueError, match="not finite"):
         spectrum.values(torch.tensor([[1.0, math.nan]]))
-    with pytest.raises(ValueError, match=r"0 or positive, got -0.5"):
-        spectrum.effective_rank(torch.tensor([1.0, -0.5]))
+    for rank in (spectrum.effective_rank, spectrum.stable_rank):
+        with pytest.raises(ValueError, match=r"0 or positive, got -0.5"):
+            rank(torch.tensor([1.0, -0.5]))
+
+
+def test_the_truncated_matrix_leaves_out_what_its_spectrum_says():
+    whole = matrix(3.0, 2.0, 1.0, 0.5) * torch.logspace(-1, 1, 5, dtype=torch.float64)
+    found = spectrum.values(whole)
+    for rank in range(1, 6):
+        rest = whole - spectrum.truncated(whole, rank)
+        frobenius, spectral = spectrum.left_out(found, rank)
+        assert rest.norm().item() == pytest.approx(frobenius, rel=1e-9, abs=1e-12)
+        assert torch.linalg.matrix_norm(rest, 2).item() == pytest.approx(spectral, rel=1e-9, abs=1e-12)

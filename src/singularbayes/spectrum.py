@@ -17,7 +17,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["decay", "effective_rank", "energy", "numerical_rank", "share_kept", "stable_rank", "values"]
+__all__ = [
+    "decay",
+    "effective_rank",
+    "energy",
+    "left_out",
+    "numerical_rank",
+    "share_kept",
+    "stable_rank",
+    "truncated",
+    "values",
+    "without_rounding",
+]
 
 
 @torch.no_grad()
@@ -38,8 +49,26 @@ def values(matrix: Float[Tensor, "m n"]) -> Float[Tensor, " k"]:
     if not bool(matrix.isfinite().all()):
         raise ValueError("the matrix has values that are not finite: it has no singular values")
     found = torch.linalg.svdvals(matrix.double())
+    return without_rounding(found, matrix)
+
+
+def without_rounding(found: Float[Tensor, " k"], matrix: Float[Tensor, "m n"]) -> Float[Tensor, " k"]:
+    """Singular values of a matrix, largest first, with 0 for those below the rounding of its precision."""
     noise = found[0] * torch.finfo(matrix.dtype).eps * max(matrix.shape)
     return torch.where(found > noise, found, torch.zeros_like(found))
+
+
+@torch.no_grad()
+def truncated(matrix: Float[Tensor, "m n"], rank: int) -> Float[Tensor, "m n"]:
+    """The best approximation of a rank (Eckart and Young), in float64."""
+    u, found, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u[:, :rank] * found[:rank] @ vh[:rank]
+
+
+def left_out(spectrum: Float[Tensor, " k"], rank: int) -> tuple[float, float]:
+    """Frobenius and spectral norm of what the best approximation of a rank leaves out."""
+    tail = spectrum[rank:]
+    return float(torch.linalg.vector_norm(tail)), float(tail[0]) if len(tail) else 0.0
 
 
 def energy(spectrum: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
@@ -61,11 +90,14 @@ def numerical_rank(spectrum: Float[Tensor, " k"]) -> int:
 def stable_rank(spectrum: Float[Tensor, " k"]) -> float:
     """``sum s_i^2 / s_1^2``: squared Frobenius over squared spectral norm; 0 for a matrix of zeros.
 
+    Raises:
+        ValueError: a negative value.
+
     Example:
         >>> stable_rank(torch.tensor([2.0, 1.0, 1.0]))
         1.5
     """
-    largest = spectrum.max()
+    largest = _largest(spectrum)
     return float((spectrum / largest).square().sum()) if largest > 0 else 0.0
 
 
@@ -82,14 +114,18 @@ def effective_rank(spectrum: Float[Tensor, " k"]) -> float:
         >>> effective_rank(torch.tensor([4.0, 1.0, 1.0]))
         2.0
     """
-    if bool((spectrum < 0).any()):
-        raise ValueError(f"values of a spectrum are 0 or positive, got {float(spectrum.min()):g}; of a "
-                         f"covariance set what rounding made negative to 0")  # fmt: skip
-    largest = spectrum.max()
+    largest = _largest(spectrum)
     if not largest > 0:
         return 0.0
     scaled = spectrum / largest  # no overflow, no underflow
     return float(scaled.sum().square() / scaled.square().sum())
+
+
+def _largest(spectrum: Tensor) -> Tensor:
+    if bool((spectrum < 0).any()):
+        raise ValueError(f"values of a spectrum are 0 or positive, got {float(spectrum.min()):g}; of a "
+                         f"covariance set what rounding made negative to 0")  # fmt: skip
+    return spectrum.max()
 
 
 def decay(spectrum: Float[Tensor, " k"]) -> float:

@@ -186,6 +186,25 @@ def test_without_the_norms_behind_a_layer_the_bound_of_a_chain_fails():
     assert change > alone.frobenius  # the first layer's own bound, its loss not the one behind it
 
 
+def test_the_bound_of_a_chain_holds_for_rows_that_are_put_side_by_side():
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Flatten(), nn.Linear(8, 1, bias=False))
+    with torch.no_grad():
+        network[0].weight.copy_(torch.diag(torch.tensor([2.0, 1.0])))
+        network[2].weight.copy_(torch.tensor([[0.0, 1.0] * 4]))
+    x = torch.tensor([0.0, 3.0]).expand(5, 4, 2)
+    # four rows of norm 3, added up by a head of norm 2: outputs fall from 12 to 0, the bound is attained
+    bound = network_bound(network, {"0": 1}, x, AbsoluteError())
+    assert bound.total == pytest.approx(12.0)
+    assert 2.0 * x.norm(dim=-1).mean() < 12.0  # the mean norm of single rows would promise less
+
+
+def test_activations_that_write_in_place_leave_the_inputs_alone():
+    network = nn.Sequential(nn.LeakyReLU(0.5, inplace=True), nn.Linear(3, 3)).double()
+    x = -torch.ones(2, 3, dtype=torch.float64)
+    network_bound(network, {"1": 1}, x, AbsoluteError())
+    assert x.eq(-1).all()
+
+
 @pytest.mark.parametrize("part", [nn.GELU(), nn.LSTM(4, 4), nn.LeakyReLU(3.0), nn.BatchNorm1d(4)])
 def test_a_network_that_is_no_chain_of_contractions_is_refused_by_name(part):
     network = nn.Sequential(nn.Linear(4, 4), part)

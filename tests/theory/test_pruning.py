@@ -14,7 +14,9 @@ def planted(rank: int = 2) -> tuple[sb.Posterior, tuple[torch.Tensor, torch.Tens
     w = torch.randn(12, rank, generator=source) @ torch.randn(10, rank, generator=source).T
     x = torch.randn(400, 10, generator=source)
     y = x @ w.T + 0.3 * torch.randn(400, 12, generator=source)
-    low = nn.Sequential(sb.nn.LowRankLinear(10, 12, 5, bias=False))
+    with torch.random.fork_rng():  # the start must not depend on the tests before
+        torch.manual_seed(0)
+        low = nn.Sequential(sb.nn.LowRankLinear(10, 12, 5, bias=False))
     model = sb.Model(low, sb.Gaussian(noise=0.3))
     method = sb.MeanField(epochs=60, learning_rate=0.02, gradient=sb.Gradient.LOCAL)
     return method.fit(model, (x, y)), (x, y)
@@ -149,6 +151,19 @@ def test_the_turned_noise_has_the_variances_of_turned_draws(fit):
     assert ((draws.square().mean(0) - variance).abs() / error).max() < 4.5
     unturned = weight.part("A", posterior.distribution.variance).double()
     assert ((draws.square().mean(0) - unturned).abs() / error).max() > 20
+
+
+def test_the_noise_of_a_component_of_norm_zero_is_dropped_not_divided_by_rounding(fit):
+    posterior, _ = fit
+    mean, std = posterior.distribution.mean.clone(), posterior.distribution.variance.sqrt()
+    mean[:60].view(12, 5)[:, 1] = 0.0
+    mean[:60].view(12, 5)[:, 3] = mean[:60].view(12, 5)[:, 0]
+    belief = sb.posterior.distributions.DiagonalGaussian(mean, std)
+    flat = sb.Posterior(posterior.network, belief, posterior.likelihood, posterior.layout, posterior.info)
+    turned = canonical(flat).distribution
+    for part in (turned.variance[:60].view(12, 5), turned.variance[60:].view(10, 5)):
+        assert part[:, :3].gt(0).all()
+        assert part[:, 3:].eq(0).all()
 
 
 def test_columns_as_they_are_hide_the_rank_and_turning_shows_it(fit):

@@ -10,6 +10,7 @@ from torch import nn
 import singularbayes as sb
 from singularbayes.methods.training import TrainingDiverged
 from singularbayes.theory import (
+    AbsoluteError,
     ByBound,
     ByCertificate,
     ByEnergy,
@@ -68,6 +69,15 @@ def test_by_bound_keeps_its_promise_and_takes_no_more_than_it_needs():
     assert ranks[2] == 1
 
 
+def test_by_bound_gives_each_layer_its_share_and_the_rest_to_those_behind():
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    for layer in network:
+        layer.weight.data = torch.diag(torch.tensor([1.0, 0.9]))
+    x = torch.tensor([[1.0, 0.0]])  # a cut costs .9 in either layer: more than half of the tolerance
+    choice = select_rank(network, ByBound(loss=AbsoluteError(), tolerance=1.0), (x, torch.zeros(1)))
+    assert choice.rank == {"0": 2, "1": 1}
+
+
 def test_stages_end_at_one_whole_fit_within_the_budget():
     for count, epochs, budget in (
         (6, 150, 1.5),
@@ -86,6 +96,12 @@ def test_stages_end_at_one_whole_fit_within_the_budget():
     assert stages(1, 20, 1.0) == [(1, 20)]
     with pytest.raises(ValueError, match=r"less than one epoch before the first choice; it takes 1\.45 fits"):
         stages(6, 20, 1.2)
+    with pytest.raises(ValueError, match=r"halved 3 times.*it takes 4 epochs"):
+        stages(5, 3, 9.0)
+    assert stages(5, 4, 9.0)[0] == (5, 1)
+    for budget in (0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="budget must be finite and at least 1"):
+            stages(1, 20, budget)
 
 
 class Noted(sb.MAP):
@@ -204,6 +220,7 @@ def test_rules_that_cannot_work_are_refused_when_they_are_made(make, message):
 def test_what_a_rule_does_not_look_at_and_what_it_lacks_is_refused():
     data = torch.randn(4, 8), torch.tensor([0, 1, 2, 0])
     by_validation = ByValidation(method=sb.MAP(epochs=100))
+    certificate = ByCertificate(method=sb.MAP(epochs=100), certify=lambda *_: 0.0)
     for rule, source, train, validation, message in (
         (ByEnergy(0.9), trained(), data, None, "does not look at train data"),
         (ByBound(loss=SoftmaxCrossEntropy(), tolerance=1.0), trained(), None, None, "ByBound needs inputs"),
@@ -215,6 +232,7 @@ def test_what_a_rule_does_not_look_at_and_what_it_lacks_is_refused():
             "does not look at validation",
         ),
         (by_validation, trained(), data, None, "needs train and validation"),
+        (certificate, trained(), data, data, "ByCertificate does not look at validation"),
     ):
         with pytest.raises(ValueError, match=message):
             select_rank(source, rule, train, validation)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import spectrum
 from ..distributions import DiagonalGaussian, StoredDraws
 from ..posterior import Posterior
 from .factor_beliefs import LowRankWeight, low_rank_weights
@@ -81,8 +82,9 @@ def _turn(weight: LowRankWeight, mean: Tensor, variance: Tensor) -> None:
     qb, rb = torch.linalg.qr(b)
     u, values, vh = torch.linalg.svd(ra @ rb.T)
     u, v = qa @ u, qb @ vh.T
-    root = values.sqrt()
-    # a component of norm 0 has no direction: what its noise does is nobody's, and it is dropped
+    # a component of norm 0 has no direction: what its noise does is nobody's, and it is dropped. Rounding
+    # must not pass for a norm: the noise would be divided by it
+    root = spectrum.without_rounding(values, max(a, b, key=len)).sqrt()
     inverse = torch.where(root > 0, 1 / root, torch.zeros_like(root))
     for factor, turned, turn in (("A", u * root, b.T @ v * inverse), ("B", v * root, a.T @ u * inverse)):
         spread = weight.stored(factor, variance).double() @ turn.square()

@@ -4,6 +4,9 @@ Cut layer by layer from the input on, with ``x_i`` the input of layer i behind t
 
     |mean l(f(x)) - mean l(f_r(x))| <= sum_i L (prod_{j>i} |W_j|) (mean |x_i|) s_{r_i+1}(W_i)
 
+``|x_i|`` is the norm of all that one case of the loss sees of the layer's input: a row, or several that a
+later ``nn.Flatten`` puts side by side.
+
 Theorem 3.6 for each layer, with what is behind it as the loss, and a telescoping sum. It holds for the mean
 over the given inputs; the norms behind a layer make it loose for deep chains.
 
@@ -33,7 +36,7 @@ _ACTIVATIONS = (
     nn.ReLU6,
     nn.Tanh,
     nn.Sigmoid,
-    nn.Softplus,
+    nn.Softplus,  # for every beta
     nn.Hardtanh,
     nn.Softsign,
     nn.LogSigmoid,
@@ -105,8 +108,6 @@ class Chain:
             return abs(module.negative_slope) <= 1
         if type(module) is nn.ELU:
             return 0 <= module.alpha <= 1
-        if type(module) is nn.Softplus:
-            return True  # slope below 1 for every beta
         return type(module) in _ACTIVATIONS
 
     def limits(self) -> dict[str, int]:
@@ -129,25 +130,21 @@ class Chain:
         for name in reversed(self.names):
             downstream[name] = behind
             behind *= float(self._values[name][0])
-        h, costs, ranks = x.double(), {}, {}
+        h, costs, ranks = x.to(torch.float64, copy=True), {}, {}  # activations may write in place
+        cases = len(nn.Sequential(*(part for _, part in self._parts))(h.clone()))
         for name, part in self._parts:
             if not isinstance(part, nn.Linear):
                 h = part(h)
                 continue
-            radius = float(torch.linalg.vector_norm(h.flatten(0, -2), dim=-1).mean())
+            radius = float(torch.linalg.vector_norm(h.reshape(cases, -1), dim=1).mean())
             tail = torch.cat([self._values[name][1:], h.new_zeros(1)])
             added = loss.lipschitz * downstream[name] * radius * tail
             ranks[name] = rank_of(name, added)
             costs[name] = float(added[ranks[name] - 1])
-            h = nn.functional.linear(h, _cut(self._weights[name], ranks[name]), part.bias)
+            weight, rank = self._weights[name], ranks[name]
+            cut = weight if rank == min(weight.shape) else spectrum.truncated(weight, rank)
+            h = nn.functional.linear(h, cut, part.bias)
         return NetworkBound(total=sum(costs.values()), layers=costs, ranks=ranks, loss=loss)
-
-
-def _cut(weight: Tensor, rank: int) -> Tensor:
-    if rank >= min(weight.shape):
-        return weight
-    u, values, vh = torch.linalg.svd(weight, full_matrices=False)
-    return u[:, :rank] * values[:rank] @ vh[:rank]
 
 
 def network_bound(

@@ -106,9 +106,7 @@ def eckart_young_bound(
     if not bool(weights.isfinite().all()):
         raise ValueError("the weights have values that are not finite: no bound can be given")
     scale = loss.lipschitz * radius
-    tail = torch.linalg.svdvals(weights.detach().double())[rank:]
-    frobenius = float(torch.linalg.vector_norm(tail))
-    spectral = float(tail[0]) if len(tail) else 0.0
+    frobenius, spectral = spectrum.left_out(torch.linalg.svdvals(weights.detach().double()), rank)
     far, near = _distance(weights, rank, learned)
     return EckartYoungBound(
         rank=int(rank),
@@ -129,7 +127,5 @@ def _distance(weights: Tensor, rank: int, learned: Tensor | None) -> tuple[float
     if has > rank:
         raise ValueError(f"learned has rank {has}, above {rank}; theorem 3.7 is about a matrix of rank at "
                          f"most {rank}")  # fmt: skip
-    u, values, vh = torch.linalg.svd(weights.detach().double(), full_matrices=False)
-    best = u[:, :rank] * values[:rank] @ vh[:rank]
-    apart = torch.linalg.svdvals(learned.detach().double() - best)
+    apart = torch.linalg.svdvals(learned.detach().double() - spectrum.truncated(weights, rank))
     return float(torch.linalg.vector_norm(apart)), float(apart[0])

@@ -21,7 +21,7 @@ from ..posterior import Posterior
 __all__ = ["FactorBelief", "LowRankWeight", "factor_beliefs", "low_rank_weights"]
 
 _FACTOR = re.compile(r"A((?:_[ih]h_l\d+(?:_reverse)?)?)$")
-_INDEPENDENT = ("diagonal_gaussian", "diagonal_laplace")
+INDEPENDENT = ("diagonal_gaussian", "diagonal_laplace")  # kinds of beliefs whose entries are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,12 @@ class LowRankWeight:
             value = value.clone()
             value[..., padding, :] = 0  # looked up as 0 whatever it holds
         return value
+
+    def variance(self, factor: str, row: Float[Tensor, " D"]) -> Tensor:
+        """What :meth:`part` gives of a belief's variances, in float64; 0 for a factor that is frozen."""
+        if self.names["ABs".index(factor)] in self.slots:
+            return self.part(factor, row).double()
+        return torch.zeros_like(self.part(factor, None), dtype=torch.float64)
 
     def stored(self, factor: str, row: Float[Tensor, " D"]) -> Tensor:
         """``A (m, r)`` or ``B (n, r)`` as a row of the flat vector holds it, a padding row too."""
@@ -176,7 +182,7 @@ def factor_beliefs(posterior: Posterior) -> dict[str, FactorBelief]:
         torch.Size([6, 6])
     """
     distribution = posterior.distribution
-    if distribution.kind not in _INDEPENDENT and posterior.support != 1:
+    if distribution.kind not in INDEPENDENT and posterior.support != 1:
         raise ValueError(
             f"the closed forms are for independent factors; this posterior is a "
             f"{type(distribution).__name__}. Estimate the covariance from posterior.draw(n)"
@@ -185,19 +191,12 @@ def factor_beliefs(posterior: Posterior) -> dict[str, FactorBelief]:
     found = {}
     for weight in low_rank_weights(posterior):
         mean_a, mean_b = weight.part("A", mean).double(), weight.part("B", mean).double()
-        std_a, std_b = (_std(weight, part, variance) for part in "AB")
+        std_a, std_b = (weight.variance(part, variance).sqrt() for part in "AB")
         if weight.diagonal:
-            s, std_s = weight.part("s", mean).double(), _std(weight, "s", variance)
+            s, std_s = weight.part("s", mean).double(), weight.variance("s", variance).sqrt()
             mean_a, std_a = _with_s(weight.title, mean_a, std_a, s, std_s)
         found[weight.title] = FactorBelief(weight.title, mean_a, std_a, mean_b, std_b)
     return found
-
-
-def _std(weight: LowRankWeight, part: str, variance: Tensor) -> Tensor:
-    name = weight.names["ABs".index(part)]
-    if name not in weight.slots:
-        return torch.zeros_like(weight.part(part, None), dtype=torch.float64)
-    return weight.part(part, variance).double().sqrt()
 
 
 def _with_s(title: str, mean_a: Tensor, std_a: Tensor, s: Tensor, std_s: Tensor) -> tuple[Tensor, Tensor]:

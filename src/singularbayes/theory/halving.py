@@ -27,13 +27,13 @@ import pandas as pd
 from ..data import as_source, gather
 from ..methods.settings import Schedule, Training
 from ..methods.training import TrainingDiverged
-from ..model import Model, takes_integers
+from ..model import Model
 from ..nn import factorize
 from ..nn.factors import quiet_ranks
 from ..nn.rank_choice import Rank
 from ..parameters import Layout
 from ..posterior import Posterior
-from .select_rank import ModelOf, RankChoice, Task
+from .select_rank import ModelOf, RankChoice, Task, no_data
 
 __all__ = ["ByCertificate", "ByValidation", "Certify", "stages"]
 
@@ -62,19 +62,29 @@ def stages(candidates: int, epochs: int, budget: float) -> list[tuple[int, int]]
         ``(candidates, epochs)``; the last is ``(1, epochs)``.
 
     Raises:
-        ValueError: a budget that leaves the first stage less than one epoch; the least one is named.
+        ValueError: a budget below one fit, or one that leaves the first stage less than one epoch (the
+            least one is named); a whole fit that is too short to be halved so often.
 
     Example:
         >>> stages(6, 150, 1.5)
         [(6, 8), (3, 16), (2, 32), (1, 150)]
     """
+    if not (budget >= 1 and math.isfinite(budget)):
+        raise ValueError(f"budget must be finite and at least 1, the finished fit, got {budget!r} whole fits")
     left = [candidates]
     while left[-1] > 1:
         left.append(math.ceil(left[-1] / 2))
     parts = sum((n - after) * 2**j for j, (n, after) in enumerate(itertools.pairwise(left)))
     if parts == 0:
         return [(1, epochs)]
-    first = min(math.floor((budget - 1) * epochs / parts + 1e-9), epochs >> (len(left) - 2))
+    longest = epochs >> (len(left) - 2)
+    if longest < 1:
+        raise ValueError(
+            f"{candidates} candidates are halved {len(left) - 1} times, with twice the epochs each time: "
+            f"fits of {epochs} epochs leave less than one epoch before the first choice; it takes "
+            f"{2 ** (len(left) - 2)} epochs, or fewer ranks"
+        )
+    first = min(math.floor((budget - 1) * epochs / parts + 1e-9), longest)
     if first < 1:
         raise ValueError(
             f"a budget of {budget:g} fits of {epochs} epochs leaves {candidates} candidates less than one "
@@ -110,9 +120,12 @@ def _models(task: Task, ranks: Sequence[Rank]) -> list[Model]:
                 "names that factors do not have; give a function from a rank to a model in its place: lambda "
                 "rank: sb.Model(sb.factorize(network, rank), ...)"
             )
-        make: ModelOf = lambda rank: Model(  # noqa: E731
-            _low(source, rank, task.seed), source.likelihood, prior=source.prior
-        )
+
+        def factorised(rank: Rank) -> Model:
+            low = factorize(source.network, rank, seed=task.seed)
+            return Model(low, source.likelihood, prior=source.prior)
+
+        make: ModelOf = factorised
     elif callable(source) and not hasattr(source, "parameters"):
         make = source
     else:
@@ -122,23 +135,19 @@ def _models(task: Task, ranks: Sequence[Rank]) -> list[Model]:
         return [make(rank) for rank in ranks]
 
 
-def _low(model: Model, rank: Rank, seed: int) -> Any:
-    return factorize(model.network, rank, seed=seed)
-
-
 Score = Callable[[Posterior], float]
 
 
 def _halve(
-    task: Task, method: Any, ranks: Sequence[Rank], budget: float, held: Any, score: Score, name: str
+    task: Task, rule: ByValidation | ByCertificate, models: list[Model], held: Any, score: Score, name: str
 ) -> RankChoice:
     """Run the stages; ``score`` is better when higher, and a candidate that diverges is the worst."""
-    models = _models(task, ranks)
+    method, ranks = rule.method, rule.ranks
     rows: list[dict[str, Any]] = [{"rank": str(rank), "epochs": 0, name: math.nan} for rank in ranks]
     alive, spent = list(range(len(ranks))), 0
     finished: Posterior | None = None
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        for count, epochs in stages(len(ranks), method.epochs, budget):
+        for count, epochs in stages(len(ranks), method.epochs, rule.budget):
             alive = sorted(alive, key=lambda i: -rows[i][name] if math.isfinite(rows[i][name]) else math.inf)
             alive = alive[:count]
             for i in sorted(alive):
@@ -194,15 +203,18 @@ class ByValidation:
             raise ValueError("ByValidation needs train and validation data: select_rank(model, rule, train, "
                              "validation)")  # fmt: skip
 
-        def score(posterior: Posterior) -> float:
-            held = gather(as_source(task.validation, posterior.dtype, takes_integers(posterior.network)))
-            if held.y is None:
-                raise ValueError("validation data need labels: pass (X, y)")
-            predictive = posterior.predict(held.x, draws=self.draws, seed=task.seed)
-            return predictive.log_prob(held.y).double().mean().item()
+        models = _models(task, self.ranks)
+        held = gather(as_source(task.validation, models[0].dtype, models[0].takes_integers))
+        x, y = held.x, held.y
+        if y is None:
+            raise ValueError("validation data need labels: pass (X, y)")
 
-        held = task.validation if self.method.patience is not None else None
-        return _halve(task, self.method, self.ranks, self.budget, held, score, "log density")
+        def score(posterior: Posterior) -> float:
+            predictive = posterior.predict(x, draws=self.draws, seed=task.seed)
+            return predictive.log_prob(y).double().mean().item()
+
+        stops = task.validation if self.method.patience is not None else None
+        return _halve(task, self, models, stops, score, "log density")
 
 
 @runtime_checkable
@@ -254,13 +266,12 @@ class ByCertificate:
         """The choice, with the winner's finished fit."""
         if task.train is None:
             raise ValueError("ByCertificate needs train data: select_rank(model, rule, train)")
-        if task.validation is not None:
-            raise ValueError("ByCertificate does not look at validation data; leave them out")
+        no_data(self, validation=task.validation)
 
         def score(posterior: Posterior) -> float:
             return -float(self.certify(posterior, task.train, self.delta / len(self.ranks)))
 
-        choice = _halve(task, self.method, self.ranks, self.budget, None, score, "minus the bound")
+        choice = _halve(task, self, _models(task, self.ranks), None, score, "minus the bound")
         bound = -choice.table["minus the bound"].to_numpy()
         table = choice.table.drop(columns="minus the bound").assign(bound=bound)
         why = (f"rank {choice.rank}: the last of {len(self.ranks)} candidates by the bound, each at delta = "

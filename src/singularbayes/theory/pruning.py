@@ -104,9 +104,7 @@ def _relevance(posterior: Posterior, weights: list[LowRankWeight]) -> pd.DataFra
     for weight in weights:
         energy, expected = torch.ones(weight.rank), torch.ones(weight.rank)
         for part in "ABs"[: len(weight.names)]:
-            own = weight.part(part, mean).double().square()
-            name = weight.names["ABs".index(part)]
-            spread = weight.part(part, variance).double() if name in weight.slots else torch.zeros_like(own)
+            own, spread = weight.part(part, mean).double().square(), weight.variance(part, variance)
             if part != "s":
                 own, spread = own.sum(0), spread.sum(0)
             energy, expected = energy * own.cpu(), expected * (own + spread).cpu()

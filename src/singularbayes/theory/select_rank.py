@@ -148,7 +148,7 @@ class ByEnergy:
 
     def choose(self, task: Task) -> RankChoice:
         """The choice; it looks at no data."""
-        _no_data(self, train=task.train, validation=task.validation)
+        no_data(self, train=task.train, validation=task.validation)
         listed = plan(task.network(self), Energy(self.share, self.cap), init="svd")
         rows, rank = [], {}
         for change in listed.changes:
@@ -169,7 +169,8 @@ def _title(change: LayerChange, matrix: str) -> str:
     return change.name or "*"
 
 
-def _no_data(rule: object, **given: Any) -> None:
+def no_data(rule: object, **given: Any) -> None:
+    """Refuse data that a rule does not look at."""
     for name, data in given.items():
         if data is not None:
             raise ValueError(f"{type(rule).__name__} does not look at {name} data; leave them out")
@@ -200,13 +201,13 @@ class ByBound:
 
     def choose(self, task: Task) -> RankChoice:
         """The choice for the mean over the training inputs."""
-        _no_data(self, validation=task.validation)
+        no_data(self, validation=task.validation)
         if task.train is None:
-            raise ValueError("ByBound needs inputs: select_rank(network, rule, train) with (X, y) or X")
+            raise ValueError("ByBound needs inputs: select_rank(network, rule, train) with (X, y)")
         network = task.network(self)
+        chain = Chain(network)
         dtype = next(network.parameters()).dtype
         x = gather(as_source(task.train, dtype, takes_integers(network))).x
-        chain = Chain(network)
         left, waiting = self.tolerance, len(chain.names)
 
         def rank_of(_name: str, added: Any) -> int:

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from ..posterior import Posterior
-from .factor_beliefs import low_rank_weights
+from .factor_beliefs import INDEPENDENT, low_rank_weights
 
 __all__ = ["SingularWeight", "Singularity", "singularity"]
 
@@ -120,7 +120,7 @@ def singularity(posterior: Posterior, draws: int = 8, seed: int = 0) -> Singular
     weights = low_rank_weights(posterior)
     rows = posterior.draw(draws, seed).double()
     eps = torch.finfo(torch.float64).eps
-    independent = posterior.distribution.kind in ("diagonal_gaussian", "diagonal_laplace")
+    independent = posterior.distribution.kind in INDEPENDENT
     found = []
     for weight in weights:
         m, n = weight.shape

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -108,13 +107,13 @@ class Spectrum:
         if not 1 <= rank <= limit:
             raise ValueError(f"{self.title}: rank {rank} is outside 1..{limit}, the smaller side of its "
                              f"{self.shape[0]} x {self.shape[1]} weight")  # fmt: skip
-        tail = self.values[rank:]
+        frobenius, spectral = spectrum.left_out(self.values, rank)
         m, n = self.shape
         return Truncation(
             rank=rank,
             kept=spectrum.share_kept(spectrum.energy(self.values), rank),
-            frobenius=float(torch.linalg.vector_norm(tail)),
-            spectral=float(tail[0]) if len(tail) else 0.0,
+            frobenius=frobenius,
+            spectral=spectral,
             numbers=rank * (m + n),
             saved=m * n - rank * (m + n),
         )
@@ -203,6 +202,7 @@ def effective_rank(matrix: Float[Tensor, "m n"] | Float[Tensor, " k"]) -> float:
         ValueError: no entries, values that are not finite, given values below 0.
 
     Example:
+        >>> import torch
         >>> effective_rank(torch.diag(torch.tensor([4.0, 1.0, 1.0])))
         2.0
     """
@@ -212,7 +212,11 @@ def effective_rank(matrix: Float[Tensor, "m n"] | Float[Tensor, " k"]) -> float:
 def stable_rank(matrix: Float[Tensor, "m n"] | Float[Tensor, " k"]) -> float:
     """``sum s^2 / s_1^2`` of a matrix's singular values, or of the values given; never above the rank.
 
+    Raises:
+        ValueError: see :func:`effective_rank`.
+
     Example:
+        >>> import torch
         >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
         1.5
     """

@@ -151,9 +151,10 @@ def _check_shapes(table: Table, layout: _Layout) -> None:
     for name in layout.columns:
         axes = _AXES.get(name, (1,))
         if len(table.shapes[name]) not in axes:
+            order = f"{'draws, ' if min(axes) == 2 else ''}rows{', classes' if len(axes) > 1 else ''}"
             raise ValueError(
                 f"{table.path}: {name} has shape {table.shapes[name]}; expected "
-                f"{' or '.join(map(str, axes))} axes ({'draws, rows' if min(axes) == 2 else 'rows'}{', classes' if len(axes) > 1 else ''})"
+                f"{' or '.join(map(str, axes))} axes ({order})"
             )
     rows = {name: table.rows_of(name) for name in layout.columns}
     if len(set(rows.values())) > 1:

@@ -80,6 +80,7 @@ def test_mean_and_variance_are_those_of_a_gaussian(tmp_path):
     expected = -GaussianPredictive(*parts).log_prob(torch.tensor(frame["label"].to_numpy())).mean()
     assert found.metrics["negative_log_likelihood"].value == pytest.approx(expected.item(), abs=1e-9)
     assert found.score == "epistemic_variance"
+    np.testing.assert_allclose(found.sets["test"].scores[found.score], frame["epistemic"], rtol=1e-9)
 
 
 def test_models_of_one_file_are_compared_in_pairs(tmp_path):

@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"warning: {message}", file=sys.stderr)
     try:
         code = app(args=arguments, standalone_mode=False)
-    except (UsageError, ValueError, TypeError, OSError, FloatingPointError) as error:  # last: a diverged fit
-        _stop(error)
+    except (UsageError, ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
+        _stop(error)  # the last two: a diverged fit, a package that is not there
     except typer.Exit as stop:
         code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -194,6 +194,14 @@ def test_bad_input_is_named():
         noise.apply(np.array([[0.0], [np.nan]]), 1)
     with pytest.raises(ValueError, match=r"scale has shape \(3,\); expected one number, or \(2,\)"):
         protocol.FeatureNoise(scale=(1.0, 2.0, 3.0)).apply(x, 1)
+    for part in (protocol.MissingFeatures, protocol.WrongUnits):
+        key = "fill" if part is protocol.MissingFeatures else "zero"
+        with pytest.raises(ValueError, match=rf"{key} has shape \(3,\); expected one number, or \(2,\)"):
+            part(**{key: (1.0, 2.0, 3.0)}).apply(x, 1)
+        with pytest.raises(ValueError, match=f"{key} must be finite, got nan"):
+            part(**{key: np.nan}).apply(x, 1)
+    with pytest.raises(ValueError, match="scale must not be negative, got -2"):
+        protocol.FeatureNoise(scale=(1.0, -2.0)).apply(x, 1)
     with pytest.raises(ValueError, match="levels must be 5 finite numbers, rising or falling"):
         protocol.FeatureNoise(levels=(1.0, 2.0, 1.5, 3.0, 4.0)).apply(x, 1)
     with pytest.raises(ValueError, match="expected finite ends with low below high"):

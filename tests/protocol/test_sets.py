@@ -86,6 +86,9 @@ def test_bad_input_is_named():
         biased_sample(X, y, y, 1.0, 401)
     with pytest.raises(ValueError, match="the covariate is the same in every row"):
         biased_sample(X, y, np.ones(400), 1.0, 4)
+    for build in (lambda by: hold_out_tail(X, y, by), lambda by: biased_sample(X, y, by, 1.0, 4)):
+        with pytest.raises(ValueError, match="the covariate is nan in row 7; expected finite"):
+            build(np.where(np.arange(400) == 7, np.nan, X[:, 0]))
     with pytest.raises(ValueError, match="expected at least two rows and two features"):
         permuted_features(np.ones((5, 1)))
     with pytest.raises(ValueError, match="expected floating point"):

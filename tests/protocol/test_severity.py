@@ -74,6 +74,10 @@ def test_bad_input_is_named(regression):
     curve = severity_curve(posterior, test, FeatureNoise(), (1,), draws=2, bootstrap=0)
     with pytest.raises(ValueError, match="unknown metric 'acuracy'; expected one of auroc"):
         curve.metric("acuracy")
+    with pytest.raises(
+        ValueError, match="unknown metric 'rmse'; expected one of auroc, average_precision_in, "
+    ):
+        curve.metric("rmse", score="entropy")
     with pytest.raises(ValueError, match="unknown score 'entropi'"):
         curve.metric("auroc", score="entropi")
     with pytest.raises(ValueError, match="at least two points in time"):

@@ -40,6 +40,7 @@ __all__ = ["evaluate_predictions"]
 _CLASS = re.compile(r"p_\d+")
 _TOTAL = {"categorical": ("entropy", "max_probability"), "bernoulli": ("entropy", "max_probability"),
           "gaussian": ("total_variance", "entropy")}  # fmt: skip
+_AXES = {"p": (1, 2), "draws_p": (2, 3), "draws_mean": (2,), "draws_variance": (2,)}  # of npz; all else 1
 _EXPECTED = "p_0, p_1, ... or p or mean and variance (npz: p, draws_p, or draws_mean and draws_variance)"
 ROUNDING = 1e-3  # of a sum of probabilities that were printed with a few digits
 
@@ -99,10 +100,7 @@ def evaluate_predictions(path: str | Path, bootstrap: int = 1000, seed: int = 0)
                 parts.setdefault(model, {}).setdefault(name, []).append(part)
     if not parts:
         raise ValueError(f"{table.path} has no rows; expected one for every case")
-    draws = 1
-    if layout.draws:
-        with np.load(table.path, allow_pickle=False) as arrays:
-            draws = len(arrays[layout.values[0]])
+    draws = table.shapes[layout.values[0]][0] if layout.draws else 1
     return {
         model: _evaluation(table, layout, model, sets, draws, bootstrap, seed)
         for model, sets in parts.items()
@@ -116,8 +114,8 @@ def _layout_of(table: Table) -> _Layout:
         (task, values)
         for task, values in (
             ("categorical", classes),
-            ("categorical" if table.path.suffix.lower() == ".npz" else "bernoulli", ("p",)),
-            ("categorical", ("draws_p",)),
+            ("by the axes", ("p",)),
+            ("by the axes", ("draws_p",)),
             ("gaussian", ("mean", "variance")),
             ("gaussian", ("draws_mean", "draws_variance")),
         )
@@ -138,12 +136,32 @@ def _layout_of(table: Table) -> _Layout:
         values = (*values, "epistemic")
     if "label" not in names:
         raise ValueError(f"{table.path} has no column label; found {', '.join(names)}")
-    if values[0] in ("p", "draws_p") and table.path.suffix.lower() == ".npz":
-        with table.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            wide = arrays[values[0]].ndim - values[0].startswith("draws_") == 2
+    if values[0] in ("p", "draws_p"):  # a CSV file has no shapes: p alone is of a binary label there
+        wide = len(table.shapes.get(values[0], ())) == max(_AXES[values[0]])
         task = "categorical" if wide else "bernoulli"
     own = tuple(n for n in names if n.startswith("score_") and len(n) > len("score_"))
-    return _Layout(task, values, own, tuple(n for n in ("model", "set", "label") if n in names))
+    layout = _Layout(task, values, own, tuple(n for n in ("model", "set", "label") if n in names))
+    if table.shapes:
+        _check_shapes(table, layout)
+    return layout
+
+
+def _check_shapes(table: Table, layout: _Layout) -> None:
+    """The arrays of an npz file have the axes that they should, and go together."""
+    for name in layout.columns:
+        axes = _AXES.get(name, (1,))
+        if len(table.shapes[name]) not in axes:
+            order = f"{'draws, ' if min(axes) == 2 else ''}rows{', classes' if len(axes) > 1 else ''}"
+            raise ValueError(
+                f"{table.path}: {name} has shape {table.shapes[name]}; expected "
+                f"{' or '.join(map(str, axes))} axes ({order})"
+            )
+    rows = {name: table.rows_of(name) for name in layout.columns}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"{table.path}: the arrays have different numbers of rows: {rows}")
+    shapes = {name: table.shapes[name] for name in layout.values}
+    if layout.draws and (len(set(shapes.values())) > 1 or 0 in {shape[0] for shape in shapes.values()}):
+        raise ValueError(f"{table.path} has {shapes}; expected as many draws of each, at least one")
 
 
 def _arrays(
@@ -172,7 +190,13 @@ def _arrays(
     if "epistemic" in cells:
         arrays.scores["epistemic_variance"] = cells["epistemic"]
     for key in layout.scores:
-        arrays.scores[key.removeprefix("score_")] = cells[key]
+        score = key.removeprefix("score_")
+        if score in arrays.scores:
+            raise ValueError(
+                f"{table.path} has a column {key}, and {score} is worked out from the prediction; give the "
+                f"column another name"
+            )
+        arrays.scores[score] = cells[key]
     return arrays
 
 

@@ -5,10 +5,11 @@ Cells come as they stand; what they mean is the business of :mod:`.predictions`.
 
 from __future__ import annotations
 
+import csv
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Table:
         first: number of the first row as the messages count it: 2 in CSV, whose line of names is row 1.
         encoding: of a CSV file.
         delimiter: of a CSV file.
+        shapes: of the arrays of an npz file.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class Table:
     first: int = 0
     encoding: str = ""
     delimiter: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """The wanted columns, some rows at a time, with the number of each chunk's first row."""
@@ -59,11 +62,18 @@ class Table:
         except _UNREADABLE as error:
             raise ValueError(f"{self.path}: can't be read ({' '.join(str(error).split())})") from error
 
+    def rows_of(self, name: str) -> int:
+        """Rows of an array of an npz file; draws stand before them."""
+        return self.shapes[name][1 if name.startswith("draws_") else 0]
+
     def _csv(self, wanted: list[str]) -> Iterator[Any]:
         yield from pd.read_csv(
             self.path,
             sep=self.delimiter,
             encoding=self.encoding,
+            header=0,
+            names=list(self.columns),
+            index_col=False,
             usecols=wanted,
             dtype={name: str for name in TEXT if name in wanted},
             keep_default_na=False,
@@ -80,16 +90,14 @@ class Table:
     def _npz(self, wanted: list[str]) -> Iterator[dict[str, np.ndarray]]:
         with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             held = {name: arrays[name] for name in wanted}
-        lengths = {name: values.shape[1 if name.startswith("draws_") else 0] for name, values in held.items()}
-        if len(set(lengths.values())) > 1:
-            raise PlacedError(f"{self.path}: the arrays have different numbers of rows: {lengths}")
-        for start in range(0, next(iter(lengths.values())), CHUNK):
+        for start in range(0, self.rows_of(wanted[0]), CHUNK):
             rows = slice(start, start + CHUNK)
             yield {n: v[:, rows] if n.startswith("draws_") else v[rows] for n, v in held.items()}
 
     def _cells(self, column: Any, name: str, start: int) -> np.ndarray:
         if name in TEXT:
-            return np.asarray(column).astype(str).astype(object)
+            names = np.asarray(column)
+            return np.where(pd.isna(names), "", names.astype(str)).astype(object)
         values = np.asarray(column)
         return values.astype(np.float64) if values.dtype.kind in "fiub" else self._parsed(values, name, start)
 
@@ -130,8 +138,8 @@ def open_table(path: str | Path) -> Table:
         if kind == ".parquet":
             return Table(path, tuple(_parquet_file(path).schema_arrow.names))
         if kind == ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return Table(path, tuple(arrays.files))
+            shapes = _npz_shapes(path)
+            return Table(path, tuple(shapes), shapes=shapes)
     except _UNREADABLE as error:
         raise ValueError(f"{path}: can't be read ({' '.join(str(error).split())})") from error
     raise ValueError(f"{path} ends in {kind or 'nothing'!r}; expected .csv, .parquet or .npz")
@@ -143,7 +151,7 @@ def _csv_table(path: Path) -> Table:
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         with path.open(encoding=encoding, newline="") as file:
-            line = file.readline().strip("\r\n")
+            line, first = (file.readline().strip("\r\n") for _ in range(2))
     except UnicodeError as error:
         raise ValueError(
             f"{path}: the names are not UTF-8 or UTF-16 ({error}); save the file as UTF-8"
@@ -153,7 +161,25 @@ def _csv_table(path: Path) -> Table:
     twice = sorted({name for name in names if names.count(name) > 1})
     if not line.strip() or twice:
         raise ValueError(f"{path}: row 1 has {'no names' if not twice else f'the name {twice[0]!r} twice'}")
+    cells = next(csv.reader([first], delimiter=delimiter), [])
+    if len(cells) > len(names):
+        raise ValueError(
+            f"{path}: row 2 has {len(cells)} cells for {len(names)} names; where numbers have a decimal "
+            f"comma, separate the cells by a semicolon"
+        )
     return Table(path, tuple(names), 2, encoding, delimiter)
+
+
+def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the arrays of a file, from their headers alone."""
+    shapes = {}
+    with zipfile.ZipFile(path) as held:
+        for entry in held.namelist():
+            with held.open(entry) as file:
+                old = np.lib.format.read_magic(file) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                shapes[entry.removesuffix(".npy")] = read(file)[0]
+    return shapes
 
 
 def _parquet_file(path: Path) -> Any:

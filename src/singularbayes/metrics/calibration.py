@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .inputs import Floats, Ints, class_labels, class_probabilities
-from .weighted import Counts, Statistic, once
+from .weighted import Counts, Statistic, groups_of, once
 
 BINS = 15
 
@@ -114,16 +114,8 @@ def adaptive_error_of(confidence: Floats, outcome: Floats, bins: int = BINS) -> 
     """The weighted form of :func:`adaptive_calibration_error`."""
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
-    order = np.argsort(confidence, kind="stable")
-    starts = np.flatnonzero(np.diff(confidence[order], prepend=-np.inf) > 0)  # of groups of equal confidence
-    gaps = (confidence - outcome)[order]
-
-    def statistic(counts: Counts) -> dict[str, Floats]:
-        drawn = counts[:, order].astype(np.float64)
-        mass, gap = (np.add.reduceat(part, starts, axis=1) for part in (drawn, drawn * gaps))
-        return {"adaptive_calibration_error": equal_mass_gap(mass, gap, bins)}
-
-    return statistic
+    groups = groups_of(confidence, confidence - outcome)
+    return lambda counts: {"adaptive_calibration_error": equal_mass_gap(*groups(counts), bins)}
 
 
 def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:

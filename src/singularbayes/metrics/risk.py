@@ -16,7 +16,7 @@ from scipy.special import digamma
 
 from .inputs import Bools, Floats, flags, same_shape, vector
 from .ranking import average_precision_of, one_class
-from .weighted import Counts, Statistic, once
+from .weighted import Statistic, groups_of, once
 
 
 class SelectiveRisk(NamedTuple):
@@ -65,16 +65,8 @@ def risk_area(rows: Floats, loss: Floats) -> Floats:
 
 def risk_area_of(uncertainty: Floats, loss: Floats) -> Statistic:
     """The weighted form of the area of :func:`selective_risk`."""
-    order = np.argsort(uncertainty, kind="stable")
-    starts = np.flatnonzero(np.diff(uncertainty[order], prepend=-np.inf) > 0)
-    losses = loss[order]
-
-    def statistic(counts: Counts) -> dict[str, Floats]:
-        drawn = counts[:, order].astype(np.float64)
-        rows, lost = (np.add.reduceat(part, starts, axis=1) for part in (drawn, drawn * losses))
-        return {"selective_risk_area": risk_area(rows, lost)}
-
-    return statistic
+    groups = groups_of(uncertainty, loss)
+    return lambda counts: {"selective_risk_area": risk_area(*groups(counts))}
 
 
 def checked(uncertainty: ArrayLike, error: ArrayLike) -> tuple[Floats, Bools]:
@@ -143,7 +135,8 @@ def selective_risk(uncertainty: ArrayLike, loss: ArrayLike) -> SelectiveRisk:
 def selective_risk_area(uncertainty: ArrayLike, loss: ArrayLike) -> float:
     """Area under the risk-coverage curve: the mean of :func:`selective_risk` over all shares of rows kept.
 
-    Lower is better. Without signal it is the mean loss; the best order of the same losses is above 0.
+    Lower is better. Without signal it is the mean loss in expectation; even the best order of losses that
+    are not all 0 is above 0.
 
     Args:
         uncertainty: ``(N,)``, higher is less certain.

@@ -30,6 +30,19 @@ def running_total(counts: Counts, order: NDArray[np.intp]) -> Counts:
     return total
 
 
+def groups_of(keys: Floats, values: Floats) -> Callable[[Counts], tuple[Floats, Floats]]:
+    """Groups of rows with equal keys, ascending: counts -> rows drawn and sums of values, ``(R, G)``."""
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-np.inf) > 0)
+    ordered = values[order]
+
+    def sums(counts: Counts) -> tuple[Floats, Floats]:
+        drawn = counts[:, order].astype(np.float64)
+        return np.add.reduceat(drawn, starts, axis=1), np.add.reduceat(drawn * ordered, starts, axis=1)
+
+    return sums
+
+
 def mean_of(columns: Mapping[str, Floats]) -> Statistic:
     """Means of several per-row columns ``(N,)`` at once; a drawn infinite entry makes its mean infinite."""
     names = list(columns)

@@ -137,8 +137,10 @@ class Protocol:
             copies = exact_copies(self.rows[first], self.rows[second])
             if copies.rows.size:
                 found.append(self._finding("stand in", first, second, copies, coarse))
+            if coarse > COARSE:  # rows that are close say as little as equal ones
+                continue
             near = near_copies(scaled[first], scaled[second], tolerance)
-            if coarse <= COARSE and beyond_chance(scaled[first], scaled[second], near):
+            if beyond_chance(scaled[first], scaled[second], near):
                 found.append(self._finding("are nearly those of", first, second, near, coarse))
         return found
 

@@ -120,6 +120,14 @@ def hold_out_groups(x: ArrayLike, y: ArrayLike, groups: ArrayLike, outside: Iter
     return _divided(x, y, np.isin(values, _known("group", outside, values)))
 
 
+def _covariate(by: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(by, np.float64).reshape(-1)
+    if not np.isfinite(values).all():
+        row = np.flatnonzero(~np.isfinite(values))[0]
+        raise ValueError(f"the covariate is {values[row]} in row {row}; expected finite numbers")
+    return values
+
+
 def hold_out_tail(
     x: ArrayLike, y: ArrayLike, by: ArrayLike, share: float = 0.1, *, lower: bool = False
 ) -> HeldOut:
@@ -145,8 +153,7 @@ def hold_out_tail(
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie strictly between 0 and 1, got {share}")
-    values = np.asarray(by, np.float64).reshape(-1)
-    values = -values if lower else values
+    values = -_covariate(by) if lower else _covariate(by)
     wanted = int(np.floor(share * len(values)))
     cut = np.sort(values)[len(values) - wanted - 1]
     return _divided(x, y, values > cut)
@@ -172,7 +179,7 @@ def biased_sample(
     Raises:
         ValueError: more rows than there are, or a covariate that does not vary.
     """
-    rows, labels, values = np.asarray(x), np.asarray(y), np.asarray(by, np.float64).reshape(-1)
+    rows, labels, values = np.asarray(x), np.asarray(y), _covariate(by)
     if not 0 < count <= len(rows):
         raise ValueError(f"count must lie in 1..{len(rows)} (the rows given), got {count}")
     if not len(rows) == len(labels) == len(values):

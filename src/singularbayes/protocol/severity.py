@@ -40,8 +40,8 @@ class SeverityCurve:
         Args:
             name: a metric of the test set, or ``auroc``, ``average_precision_out``, ``average_precision_in``
                 or ``fpr95`` of telling the damaged rows from the test rows (at severity 0: chance, without an
-                interval).
-            score: for the latter; the task's default if ``None``.
+                interval). A name of both kinds (``auroc`` of a binary label) is the former without a score.
+            score: for the latter; the score of the evaluation if ``None``.
 
         Raises:
             ValueError: no such metric or score.
@@ -50,7 +50,7 @@ class SeverityCurve:
         if name in found.metrics and score is None:
             return [found.metrics[name], *(found.ood_metrics[_set(s)][name] for s in self.severities[1:])]
         if name not in OOD_MEASURES:
-            known = sorted({*found.metrics, *OOD_MEASURES})
+            known = sorted({*(found.metrics if score is None else ()), *OOD_MEASURES})
             raise ValueError(f"unknown metric {name!r}; expected one of {', '.join(known)}")
         by_score = [found.ood[_set(s)] for s in self.severities[1:]]
         if own not in by_score[0]:

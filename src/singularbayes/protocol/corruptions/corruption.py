@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["SEVERITIES", "Corruption", "Levels", "check_levels", "check_rows", "level_at", "unit_of"]
+__all__ = ["SEVERITIES", "Change", "Corruption", "Levels", "changed", "per_feature", "unit_of"]
 
 Levels = tuple[float, float, float, float, float]
 SEVERITIES = (1, 2, 3, 4, 5)
 Array = NDArray[Any]
+Change = Callable[[NDArray[np.float64], np.random.Generator, float], NDArray[np.float64]]
 
 
 @runtime_checkable
@@ -44,11 +45,6 @@ def check_levels(levels: Levels) -> None:
         )
 
 
-def level_at(levels: Levels, severity: int) -> float:
-    """The level of a severity from 1 to 5."""
-    return levels[severity - 1]
-
-
 def check_rows(x: ArrayLike, severity: int, axes: tuple[int, ...], expected: str) -> Array:
     """``x`` as an array, after the checks that every corruption makes.
 
@@ -69,19 +65,47 @@ def check_rows(x: ArrayLike, severity: int, axes: tuple[int, ...], expected: str
     return rows
 
 
-def unit_of(scale: Any, features: int) -> NDArray[np.float64]:
-    """The unit of every feature ``(features,)`` from one number or one each.
+def changed(
+    x: ArrayLike,
+    severity: int,
+    seed: int,
+    levels: Levels,
+    axes: tuple[int, ...],
+    expected: str,
+    change: Change,
+) -> Array:
+    """``x`` with ``change(rows in float64, generator, level)`` made to it, in its own shape and dtype.
 
     Raises:
-        ValueError: another number of them, or one that is negative or not finite.
+        ValueError, TypeError: as :func:`check_levels` and :func:`check_rows`.
     """
-    unit = np.asarray(scale, np.float64)
-    if unit.ndim > 1 or unit.size not in (1, features):
+    check_levels(levels)
+    rows = check_rows(x, severity, axes, expected)
+    if severity == 0 or len(rows) == 0:
+        return rows.copy()
+    damaged = change(rows.astype(np.float64), np.random.default_rng(seed), levels[severity - 1])
+    return damaged.reshape(rows.shape).astype(rows.dtype)
+
+
+def per_feature(name: str, value: Any, features: int) -> NDArray[np.float64]:
+    """One number for every feature ``(features,)`` from one number or one each.
+
+    Raises:
+        ValueError: another number of them, or one that is not finite.
+    """
+    found = np.asarray(value, np.float64)
+    if found.ndim > 1 or found.size not in (1, features):
         raise ValueError(
-            f"scale has shape {unit.shape}; expected one number, or ({features},) for the features"
+            f"{name} has shape {found.shape}; expected one number, or ({features},) for the features"
         )
-    if not (np.isfinite(unit).all() and (unit >= 0).all()):
-        raise ValueError(
-            f"scale must be finite and not negative, got {float(unit.min()) if unit.size else math.nan}"
-        )
-    return np.broadcast_to(unit.reshape(-1), (features,))
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} must be finite, got {value}")
+    return np.broadcast_to(found.reshape(-1), (features,))
+
+
+def unit_of(scale: Any, features: int) -> NDArray[np.float64]:
+    """The unit of every feature, as :func:`per_feature`; a negative one is a ValueError too."""
+    unit = per_feature("scale", scale, features)
+    if (unit < 0).any():
+        raise ValueError(f"scale must not be negative, got {unit.min():g}")
+    return unit

@@ -90,7 +90,7 @@ class ShotNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class ImpulseNoise:
-    """Single pixels black or white: dead pixels, bit errors.
+    """Single pixels black or white, in each channel by itself: dead pixels, bit errors.
 
     Args:
         pixels: how rows are images.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .corruption import Levels, check_levels, check_rows, level_at
+from .corruption import Change, Levels, changed
 
-__all__ = ["UNIT", "Change", "Images", "Pixels"]
+__all__ = ["UNIT", "Images", "Pixels"]
 
 Images = NDArray[np.float64]
-Change = Callable[[Images, np.random.Generator, float], Images]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +43,35 @@ class Pixels:
 
     def changed(self, x: ArrayLike, severity: int, seed: int, levels: Levels, change: Change) -> NDArray[Any]:
         """``x`` with ``change(images (n, C, H, W) in [0, 1], generator, level)`` made to it."""
-        check_levels(levels)
         axes, expected = ((3, 4), "(n, H, W) or (n, C, H, W); give Pixels(shape=...) for flat rows")
         if self.shape is not None:
             axes, expected = (2,), f"(n, {np.prod(self.shape)}) for images of {self.shape}"
-        rows = check_rows(x, severity, axes, expected)
-        if severity == 0 or len(rows) == 0:
-            return rows.copy()
+        return changed(
+            x,
+            severity,
+            seed,
+            levels,
+            axes,
+            expected,
+            lambda rows, rng, level: self._damaged(rows, rng, level, change),
+        )
+
+    def _damaged(
+        self, rows: NDArray[np.float64], rng: np.random.Generator, level: float, change: Change
+    ) -> NDArray[np.float64]:
         shape = rows.shape[1:] if self.shape is None else self.shape
         if int(np.prod(shape)) != rows[0].size:
             raise ValueError(
                 f"X has {rows[0].size} numbers a row; expected {int(np.prod(shape))}, for images of {shape}"
             )
-        images = rows.reshape(len(rows), *((1,) if len(shape) == 2 else ()), *shape).astype(np.float64)
+        images = rows.reshape(len(rows), *((1,) if len(shape) == 2 else ()), *shape)
         low, high = (np.reshape(np.atleast_1d(end), (-1, 1, 1)) for end in (self.low, self.high))
         if len(low) not in (1, images.shape[1]):
             raise ValueError(
                 f"low has {len(low)} entries for {images.shape[1]} channels; expected one, or one each"
             )
         unit = np.clip((images - low) / (high - low), 0, 1)
-        damaged = np.clip(change(unit, np.random.default_rng(seed), level_at(levels, severity)), 0, 1)
-        return (low + (high - low) * damaged).reshape(rows.shape).astype(rows.dtype)
+        return low + (high - low) * np.clip(change(unit, rng, level), 0, 1)
 
 
 UNIT = Pixels()

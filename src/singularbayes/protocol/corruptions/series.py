@@ -6,34 +6,30 @@ standard deviations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .corruption import Levels, check_levels, check_rows, level_at, unit_of
+from .corruption import Change, Levels, changed, unit_of
 
 __all__ = ["Drift", "Gaps", "SensorNoise", "Spikes", "StuckSensor", "TimeWarp"]
 
 Array = NDArray[Any]
 Series = NDArray[np.float64]
-Change = Callable[[Series, np.random.Generator, float], Series]
 SPIKE = 5.0  # units of scale
 
 
 def _changed(x: ArrayLike, severity: int, seed: int, levels: Levels, change: Change) -> Array:
     """``x`` with ``change(series (n, T, features), generator, level)`` made to it."""
-    check_levels(levels)
-    rows = check_rows(x, severity, (2, 3), "(n, T) or (n, T, features)")
-    if rows.shape[1] < 2:
-        raise ValueError(f"X has shape {rows.shape}; expected at least two points in time along axis 1")
-    if severity == 0 or len(rows) == 0:
-        return rows.copy()
-    series = rows.reshape(len(rows), rows.shape[1], -1).astype(np.float64)
-    damaged = change(series, np.random.default_rng(seed), level_at(levels, severity))
-    return damaged.reshape(rows.shape).astype(rows.dtype)
+
+    def with_features(rows: Series, rng: np.random.Generator, level: float) -> Series:
+        if rows.shape[1] < 2:
+            raise ValueError(f"X has shape {rows.shape}; expected at least two points in time along axis 1")
+        return change(rows.reshape(*rows.shape[:2], -1), rng, level)
+
+    return changed(x, severity, seed, levels, (2, 3), "(n, T) or (n, T, features)", with_features)
 
 
 @dataclass(frozen=True, kw_only=True)

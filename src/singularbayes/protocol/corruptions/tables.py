@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .corruption import Levels, check_levels, check_rows, level_at, unit_of
+from .corruption import Change, Levels, changed, per_feature, unit_of
 
 __all__ = ["FeatureNoise", "MissingFeatures", "PermutedFeatures", "Translation", "WrongUnits"]
 
 Array = NDArray[Any]
 Table = NDArray[np.float64]
-Change = Callable[[Table, np.random.Generator, float], Table]
 SHARES: Levels = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def _changed(x: ArrayLike, severity: int, seed: int, levels: Levels, change: Change) -> Array:
-    check_levels(levels)
-    rows = check_rows(x, severity, (2,), "(n, features)")
-    if severity == 0 or len(rows) == 0:
-        return rows.copy()
-    damaged = change(rows.astype(np.float64), np.random.default_rng(seed), level_at(levels, severity))
-    return damaged.astype(rows.dtype)
+    return changed(x, severity, seed, levels, (2,), "(n, features)", change)
 
 
 def _some(features: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -71,9 +64,7 @@ class MissingFeatures:
 
     def apply(self, x: ArrayLike, severity: int, seed: int = 0) -> Array:
         def change(rows: Table, rng: np.random.Generator, share: float) -> Table:
-            fill = np.asarray(self.fill, np.float64)
-            if fill.ndim > 1 or fill.size not in (1, rows.shape[1]):
-                raise ValueError(f"fill has shape {fill.shape}; expected one number, or ({rows.shape[1]},)")
+            fill = per_feature("fill", self.fill, rows.shape[1])
             return np.where(rng.random(rows.shape) < share, fill, rows)
 
         return _changed(x, severity, seed, self.levels, change)
@@ -117,9 +108,7 @@ class WrongUnits:
 
     def apply(self, x: ArrayLike, severity: int, seed: int = 0) -> Array:
         def change(rows: Table, rng: np.random.Generator, share: float) -> Table:
-            zero = np.asarray(self.zero, np.float64)
-            if zero.ndim > 1 or zero.size not in (1, rows.shape[1]):
-                raise ValueError(f"zero has shape {zero.shape}; expected one number, or ({rows.shape[1]},)")
+            zero = per_feature("zero", self.zero, rows.shape[1])
             wrong = np.isin(np.arange(rows.shape[1]), _some(rows.shape[1], share, rng))
             return np.where(wrong, zero + self.factor * (rows - zero), rows)
 

@@ -215,6 +215,9 @@ def test_a_run_can_be_evaluated_diagnosed_and_reported_again(capsys, tmp_path):
     code, text, _ = call(capsys, "evaluate", str(out), "--csv")
     assert code == 0
     assert text.startswith("set,score,measure,value,low,high,prevalence")
+    code, _, text = call(capsys, "evaluate", str(out / "map" / "seed-0" / "evaluation"), "--bootstrap", "9")
+    assert code == 2
+    assert "--bootstrap is for a file of predictions" in text
     code, text, _ = call(capsys, "evaluate", str(out / "map" / "seed-0" / "evaluation"))
     assert code == 0
     assert "accuracy" in text

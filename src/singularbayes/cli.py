@@ -31,6 +31,7 @@ Data = Annotated[Path | None, typer.Option(help="Folder with the recipe's data, 
 Seeds = Annotated[int, typer.Option(help="Number of seeds, from 0.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished jobs in --out and go on.")]
 Bootstrap = Annotated[int, typer.Option(help="Resamples of the 95% intervals.")]
+Resamples = Annotated[int | None, typer.Option(help="Of a file: resamples of the 95% intervals (1000).")]
 Results = Annotated[Path, typer.Argument(help="Folder of a run or an evaluation, or a .csv, .parquet, .npz.")]
 Jobs = Annotated[int, typer.Option(help="Fits at a time, each in a process of its own.")]
 
@@ -244,7 +245,7 @@ def parse_value(text: str) -> Any:
 def evaluate(
     path: Results,
     csv: bool = False,
-    bootstrap: Bootstrap = 1000,
+    bootstrap: Resamples = None,
 ) -> None:
     """Print every measure of a finished run, a saved evaluation, or any model's predictions in a file."""
     for item in _evaluations(path, bootstrap):
@@ -257,7 +258,7 @@ def evaluate(
 
 
 @app.command()
-def diagnose(path: Results, bootstrap: Bootstrap = 1000) -> None:
+def diagnose(path: Results, bootstrap: Resamples = None) -> None:
     """Criteria A (ranking), B (scale) and C (mass), in words."""
     from .diagnosis import diagnose as judge
 
@@ -265,13 +266,16 @@ def diagnose(path: Results, bootstrap: Bootstrap = 1000) -> None:
         print(f"\n{item.name}\n{judge(item).text()}")
 
 
-def _evaluations(folder: Path, bootstrap: int) -> list[Any]:
+def _evaluations(folder: Path, bootstrap: int | None) -> list[Any]:
     """What was saved in a folder, or what a file of predictions gives, with so many resamples."""
     from .evaluation import Evaluation, evaluate_predictions
     from .recipes import ALL, open_folder
 
     if folder.is_file():
-        return list(evaluate_predictions(folder, bootstrap).values())
+        resamples = {} if bootstrap is None else {"bootstrap": bootstrap}
+        return list(evaluate_predictions(folder, **resamples).values())
+    if bootstrap is not None:
+        raise UsageError(f"--bootstrap is for a file of predictions; {folder} holds its intervals already")
     if (folder / "evaluation.json").is_file():
         return [Evaluation.load(folder)]
     return [run.evaluation for run in open_folder(folder, ALL).runs]

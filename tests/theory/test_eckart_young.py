@@ -205,7 +205,9 @@ def test_activations_that_write_in_place_leave_the_inputs_alone():
     assert x.eq(-1).all()
 
 
-@pytest.mark.parametrize("part", [nn.GELU(), nn.LSTM(4, 4), nn.LeakyReLU(3.0), nn.BatchNorm1d(4)])
+@pytest.mark.parametrize(
+    "part", [nn.GELU(), nn.LSTM(4, 4), nn.LeakyReLU(3.0), nn.ELU(2.0), nn.BatchNorm1d(4)]
+)
 def test_a_network_that_is_no_chain_of_contractions_is_refused_by_name(part):
     network = nn.Sequential(nn.Linear(4, 4), part)
     with pytest.raises(ValueError, match=f"1 is a {type(part).__name__}"):

@@ -76,6 +76,9 @@ def test_by_bound_gives_each_layer_its_share_and_the_rest_to_those_behind():
     x = torch.tensor([[1.0, 0.0]])  # a cut costs .9 in either layer: more than half of the tolerance
     choice = select_rank(network, ByBound(loss=AbsoluteError(), tolerance=1.0), (x, torch.zeros(1)))
     assert choice.rank == {"0": 2, "1": 1}
+    network[0].weight.data[1, 1] = 0.4  # a cut costs .4: it is made, and less than .9 is left
+    choice = select_rank(network, ByBound(loss=AbsoluteError(), tolerance=1.0), (x, torch.zeros(1)))
+    assert choice.rank == {"0": 1, "1": 2}
 
 
 def test_stages_end_at_one_whole_fit_within_the_budget():

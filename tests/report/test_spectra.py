@@ -37,6 +37,8 @@ def test_the_loss_against_the_rank_has_its_intervals_and_a_ring_at_the_choice():
     figure = loss_against_rank(losses, chosen={"low rank": 4}, full={"low rank": around(1.2)})
     (ax,) = figure.axes
     np.testing.assert_allclose(ax.lines[0].get_xdata(), [1, 4, 16])
+    band = ax.collections[0].get_paths()[0].get_extents()
+    assert (band.y0, band.y1) == pytest.approx((0.9, 2.1))
     rings = [line for line in ax.lines if line.get_markersize() == 11]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in rings] == [(4, 1.0)]
     with pytest.raises(ValueError, match="chosen rank 8 of 'low rank' was not measured"):
@@ -57,6 +59,8 @@ def test_the_bound_against_the_rank_names_where_it_becomes_vacuous():
     )
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == ["low (1 at r = 8.0)", "lower"]
+    measured = [line for line in figure.axes[0].lines if list(line.get_ydata()) == [0.2, 0.1]]
+    assert [list(line.get_xdata()) for line in measured] == [[1, 4]]
     assert "vacuous" in [text.get_text() for text in figure.axes[0].texts]
 
 

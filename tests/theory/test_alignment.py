@@ -88,6 +88,27 @@ def test_the_padding_row_of_a_table_has_no_variance():
     assert variance[1:].gt(0).all()
 
 
+def test_an_s_that_is_a_point_scales_the_factor_and_a_frozen_factor_has_no_variance():
+    low = sb.nn.LowRankLinear(6, 5, 2, bias=False, diagonal=True)
+    with torch.no_grad():
+        low.s.copy_(torch.tensor([3.0, -0.5]))
+    low.B.requires_grad_(False)
+    model = sb.Model(low, sb.Gaussian(noise=1.0), deterministic="s")
+    posterior = sb.MeanField(epochs=1).fit(model, (torch.randn(8, 6), torch.zeros(8, 5)))
+    belief = factor_beliefs(posterior)["(root)"]
+    assert belief.std_b.eq(0).all()
+    assert belief.std_a.gt(0).all()
+    mean = posterior.merged().weight.detach().double()
+    torch.testing.assert_close(belief.mean_a @ belief.mean_b.T, mean, rtol=1e-5, atol=1e-6)
+    assert sb.theory.singularity(posterior).holds
+    (weight,), n = sb.theory.low_rank_weights(posterior), 20_000
+    draws = weight.weights(posterior.draw(n).double()) - mean
+    error = draws.square().std(0) / n**0.5
+    variance = weight_covariance(*belief.factors).diagonal().view(5, 6)
+    # 30 entries at 4.5 standard errors: a false alarm in about 1 of 5,000
+    assert ((draws.square().mean(0) - variance).abs() / error).max() < 4.5
+
+
 def test_a_belief_that_is_not_of_independent_factors_is_refused_with_the_alternative(scales, pictures):
     with pytest.raises(ValueError, match=r"belief about s .* estimate the covariance from posterior\.draw"):
         factor_beliefs(scales)

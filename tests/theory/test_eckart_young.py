@@ -182,6 +182,8 @@ def test_without_the_norms_behind_a_layer_the_bound_of_a_chain_fails():
         20.0  # the outputs fall from 10 and 30 to 0: with the mean of the norms, 2, the bound is attained
     )
     assert bound.total == pytest.approx(change)
+    steeper = network_bound(network, {"0": 1}, x, SquaredError(residual=3.0))
+    assert steeper.total == pytest.approx(6.0 * change)
     alone = eckart_young_bound(network[0].weight.detach(), 1, loss=AbsoluteError(), radius=2.0)
     assert change > alone.frobenius  # the first layer's own bound, its loss not the one behind it
 
@@ -205,7 +207,9 @@ def test_activations_that_write_in_place_leave_the_inputs_alone():
     assert x.eq(-1).all()
 
 
-@pytest.mark.parametrize("part", [nn.GELU(), nn.LSTM(4, 4), nn.LeakyReLU(3.0), nn.BatchNorm1d(4)])
+@pytest.mark.parametrize(
+    "part", [nn.GELU(), nn.LSTM(4, 4), nn.LeakyReLU(3.0), nn.ELU(2.0), nn.BatchNorm1d(4)]
+)
 def test_a_network_that_is_no_chain_of_contractions_is_refused_by_name(part):
     network = nn.Sequential(nn.Linear(4, 4), part)
     with pytest.raises(ValueError, match=f"1 is a {type(part).__name__}"):

@@ -38,7 +38,7 @@ def test_by_energy_is_the_smallest_rank_of_each_layer_that_keeps_the_share():
     assert choice.fits == 0.0
     low = sb.factorize(trained(), choice.rank, init="svd", only_where_smaller=True)
     assert low[0].rank == 2
-    assert "saves" in str(choice)
+    assert choice.table["saves"].tolist() == [64 - 2 * 16, 64 - 2 * 16, 24 - 11 * choice.rank["4"]]
     assert set(select_rank(trained(), ByEnergy(1.0, cap=1)).rank.values()) == {1}
 
 
@@ -76,6 +76,9 @@ def test_by_bound_gives_each_layer_its_share_and_the_rest_to_those_behind():
     x = torch.tensor([[1.0, 0.0]])  # a cut costs .9 in either layer: more than half of the tolerance
     choice = select_rank(network, ByBound(loss=AbsoluteError(), tolerance=1.0), (x, torch.zeros(1)))
     assert choice.rank == {"0": 2, "1": 1}
+    network[0].weight.data[1, 1] = 0.4  # a cut costs .4: it is made, and less than .9 is left
+    choice = select_rank(network, ByBound(loss=AbsoluteError(), tolerance=1.0), (x, torch.zeros(1)))
+    assert choice.rank == {"0": 1, "1": 2}
 
 
 def test_stages_end_at_one_whole_fit_within_the_budget():
@@ -165,6 +168,26 @@ def test_a_candidate_that_diverges_drops_out_and_the_last_one_may_not():
     broken = {1, 2, 5}
     with pytest.raises(TrainingDiverged):
         select_rank(model, rule, train, validation)
+
+
+def test_fits_see_the_validation_data_where_they_stop_early_and_only_there():
+    model, train, validation = rank_two()
+    seen = []
+
+    class Sees(sb.MAP):
+        def fit(self, model, train, validation=None, **settings):
+            seen.append(validation is not None)
+            return super().fit(model, train, validation, **settings)
+
+    for patience in (None, 3):
+        seen.clear()
+        rule = ByValidation(method=Sees(epochs=16, patience=patience), ranks=(1, 2), budget=1.5)
+        select_rank(model, rule, train, validation)
+        assert set(seen) == {patience is not None}
+    seen.clear()
+    with pytest.raises(ValueError, match="labels"):
+        select_rank(model, rule, train, torch.utils.data.TensorDataset(validation[0]))
+    assert not seen  # before any fit
 
 
 def test_a_function_from_a_rank_to_a_model_makes_the_candidates_of_other_beliefs():

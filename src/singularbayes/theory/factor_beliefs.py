@@ -68,7 +68,8 @@ class LowRankWeight:
         slot = self.slots.get(self.names[place])
         lead = () if rows is None else rows.shape[:-1]
         if slot is None or rows is None:
-            value = present.detach().expand(*lead, *present.shape)
+            kept = present.detach() if rows is None else present.detach().to(rows)
+            value = kept.expand(*lead, *present.shape)
         else:
             value = rows[..., slot.start : slot.stop].reshape(*lead, *slot.shape)
         if factor == "B" and present.dim() > 2:  # a convolution's (r, in, *kernel)

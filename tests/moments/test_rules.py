@@ -116,12 +116,14 @@ def test_attention_has_the_noise_of_its_scores_and_of_its_values():
     by_query = torch.einsum("bld,blsd->bls", q.variance, keys.square()) / 4
     both = torch.einsum("bld,bsd->bls", q.variance, k.variance) / 4
     by_value = (weights @ v.variance.sqrt()).square()  # of all positions together: correlation 1
+    moved = F.softmax(RandomTensor(a @ b.mT / 2, by_key + by_query + both), -1).variance
     attend = F.scaled_dot_product_attention
     for found, expected in (
         (attend(a, k, c), by_scores(by_key)),
         (attend(q, b, c), by_scores(by_query)),
         (attend(q, k, c), by_scores(by_key + by_query + both)),
         (attend(a, b, v), by_value),
+        (attend(q, k, v), by_scores(by_key + by_query + both) + by_value + moved @ v.variance),
     ):
         assert torch.allclose(found.expected, weights @ c)
         assert torch.allclose(found.variance, expected)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from singularbayes.moments import propagation  # noqa: F401 - it registers the rules
-from singularbayes.moments.random_tensor import RandomTensor, UncoveredError
+from singularbayes.moments.random_tensor import RandomTensor, UncoveredError, sharing
 
 DOUBLE = torch.float64
 F: Any = torch.nn.functional  # given random tensors, they return such
@@ -116,12 +116,14 @@ def test_attention_has_the_noise_of_its_scores_and_of_its_values():
     by_query = torch.einsum("bld,blsd->bls", q.variance, keys.square()) / 4
     both = torch.einsum("bld,bsd->bls", q.variance, k.variance) / 4
     by_value = (weights @ v.variance.sqrt()).square()  # of all positions together: correlation 1
+    moved = F.softmax(RandomTensor(a @ b.mT / 2, by_key + by_query + both), -1).variance
     attend = F.scaled_dot_product_attention
     for found, expected in (
         (attend(a, k, c), by_scores(by_key)),
         (attend(q, b, c), by_scores(by_query)),
         (attend(q, k, c), by_scores(by_key + by_query + both)),
         (attend(a, b, v), by_value),
+        (attend(q, k, v), by_scores(by_key + by_query + both) + by_value + moved @ v.variance),
     ):
         assert torch.allclose(found.expected, weights @ c)
         assert torch.allclose(found.variance, expected)
@@ -144,3 +146,11 @@ def test_the_largest_of_a_window_is_compared_with_all_of_it(size):
     expected, where_it_is = F.max_pool1d(x.expected, size, padding=1, return_indices=True)
     assert torch.allclose(found.expected, expected, atol=1e-4)
     assert torch.allclose(found.variance, x.variance.gather(2, where_it_is), rtol=1e-4)
+
+
+def test_an_average_of_correlated_positions_lies_between_independent_and_equal_ones():
+    x = random(2, 3, 4)
+    alone, together = x.variance.mean(2) / 4, x.variance.sqrt().mean(2).square()
+    with sharing(0.25):
+        for found in (x.mean(2), F.avg_pool1d(x, 4).squeeze(2)):
+            assert torch.allclose(found.variance, 0.75 * alone + 0.25 * together)
